@@ -26,6 +26,7 @@ main() {
     need_linux
     usable_venv || make_venv
     need_disk
+    need_libnuma
     echo "setup: installing the $FLAVOUR packages in .venv (a few minutes; pip's log: $LOG)"
     install_packages
     check_packages
@@ -125,6 +126,12 @@ need_disk() {
     have_kb=$(du -sk .venv | cut -f1)
     ((free_kb + have_kb >= need_gb * 1024 * 1024)) ||
         fail "needs about $need_gb GB of disk for .venv, and $PWD has $((free_kb / 1024 / 1024)) GB free: free some, or clone onto a larger disk"
+}
+
+# Without it vLLM's CPU kernels do not load, which it only logs, and the engine fails much later.
+need_libnuma() {
+    [[ $FLAVOUR == gpu ]] || .venv/bin/python -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2> /dev/null ||
+        fail "vLLM on a CPU needs the system library libnuma.so.1: install it (Debian: apt install libnuma1)"
 }
 
 install_packages() {

@@ -27,6 +27,7 @@ PYTHON_STUB = """#!/bin/sh
 echo "$*" >> "$CALLS"
 case "$*" in
     *version_info*) echo "${STUB_VERSION:-3.11}" ;;
+    *libnuma*) exit "${STUB_LIBNUMA_EXIT:-0}" ;;
     *ensurepip*) exit "${STUB_ENSUREPIP_EXIT:-0}" ;;
     "-m venv "*) mkdir -p .venv/bin .venv/lib/python3.11/site-packages/pip && cp "$0" .venv/bin/python ;;
     *"--extra-index-url "*) exit "${STUB_INDEX_EXIT:-0}" ;;
@@ -173,6 +174,11 @@ def test_a_shim_with_nothing_behind_it_is_passed_over(sandbox: Sandbox) -> None:
 
 def test_python_without_its_venv_module(sandbox: Sandbox) -> None:
     assert "apt install python3-venv" in only_line(sandbox.setup(STUB_ENSUREPIP_EXIT="1"))
+
+
+def test_no_libnuma(sandbox: Sandbox) -> None:
+    assert "apt install libnuma1" in only_line(sandbox.setup(STUB_LIBNUMA_EXIT="1"))
+    assert sandbox.setup(STUB_LIBNUMA_EXIT="1", FLAVOUR="gpu").returncode == 0
 
 
 def test_no_disk(sandbox: Sandbox) -> None:
