@@ -43,7 +43,12 @@ KEYS = [
     _field("study", pa.string(), "name of the study", required=True),
     _field("cell", pa.string(), "id of the cell: a hash of all that shaped it", required=True),
     _field("setting", pa.string(), "label of the engine setting", required=True),
-    _field("setting_id", pa.string(), "hash of the setting, its model, the vLLM version and the device", required=True),
+    _field(
+        "setting_id",
+        pa.string(),
+        "hash of the setting, its model, the vLLM version and the device",
+        required=True,
+    ),
     _field("workload", pa.string(), "label of the workload point, e.g. 'chat c=8'", required=True),
     _field("workload_id", pa.string(), "hash of the workload point's definition", required=True),
     _field("repeat", pa.int16(), "0-based number of the repeat", required=True),
@@ -77,9 +82,19 @@ REQUESTS = pa.schema(
     + SETTING_VALUES
     + WORKLOAD_VALUES
     + [
-        _field("request", pa.int32(), "0-based number of the request in its cell, in order of scheduling", required=True),
+        _field(
+            "request",
+            pa.int32(),
+            "0-based number of the request in its cell, in order of scheduling",
+            required=True,
+        ),
         _field("request_id", pa.string(), "the id given to vLLM", required=True),
-        _field("class_name", pa.string(), "class of the workload's mix that the request belongs to", required=True),
+        _field(
+            "class_name",
+            pa.string(),
+            "class of the workload's mix that the request belongs to",
+            required=True,
+        ),
         _field("priority", pa.int32(), "vLLM's priority: lower is served first"),
         _field("via", pa.string(), "engine (in-process) or openai (HTTP)", required=True),
         _field("streaming", pa.bool_(), "false where the client got the whole answer at once", required=True),
@@ -92,7 +107,11 @@ REQUESTS = pa.schema(
         _field("first_token_s", pa.float64(), "when the first token reached the client"),
         _field("last_token_s", pa.float64(), "when the last token reached the client"),
         _field("finished_s", pa.float64(), "when the request ended, well or not"),
-        _field("token_times_s", pa.list_(pa.float32()), "arrival of each chunk of tokens, in seconds after sent_s"),
+        _field(
+            "token_times_s",
+            pa.list_(pa.float32()),
+            "arrival of each chunk of tokens, in seconds after sent_s",
+        ),
         _field("token_counts", pa.list_(pa.int32()), "tokens in each chunk; sums to output_tokens"),
         _field("token_ids", pa.list_(pa.int32()), "the output's token ids, where the study asks to keep them"),
         _field("queue_s", pa.float64(), "engine's own: from queued to first scheduled"),
@@ -115,7 +134,11 @@ CELLS = pa.schema(
         _field("log_tail", pa.string(), "last lines of the engine's log, where something went wrong"),
         _field("requests", pa.int32(), "rows in the requests file", required=True),
         _field("requests_failed", pa.int32(), "rows with an error", required=True),
-        _field("requests_sha256", pa.string(), "digest of the requests file of this cell; null where there is none"),
+        _field(
+            "requests_sha256",
+            pa.string(),
+            "digest of the requests file of this cell; null where there is none",
+        ),
         _field("started_at", pa.timestamp("us", tz="UTC"), "wall clock at the cell's time 0"),
         _field("duration_s", pa.float64(), "from time 0 to the last request's end"),
         _field("slo", pa.string(), "the workload's SLOs as JSON, where the study gives any"),
@@ -152,7 +175,11 @@ CELLS = pa.schema(
         _field("memory_bytes", pa.int64(), "memory of the machine"),
         _field("os", pa.string(), "operating system and kernel"),
         # what the machine did meanwhile
-        _field("memory_used_before_bytes", pa.int64(), "memory in use before the engine started (GPU, else machine)"),
+        _field(
+            "memory_used_before_bytes",
+            pa.int64(),
+            "memory in use before the engine started (GPU, else machine)",
+        ),
         _field("memory_used_max_bytes", pa.int64(), "most memory in use in the cell (GPU, else machine)"),
         _field("power_mean_w", pa.float64(), "NVML: mean power of the engine's GPUs together"),
         _field("energy_j", pa.float64(), "NVML: energy of the engine's GPUs together"),
@@ -293,7 +320,7 @@ def load(folder: Path) -> Records:
         raise FileNotFoundError(f"{folder}: no records here (expected cells.parquet, or folders with *.cell.parquet)")
     cells = pa.concat_tables([_read(path, CELLS) for path in cell_files])
     requests = pa.concat_tables([_read(path, REQUESTS) for path in request_files] or [REQUESTS.empty_table()])
-    return Records(folder, _to_pandas(cells), _to_pandas(requests))
+    return Records(folder, to_pandas(cells), to_pandas(requests))
 
 
 def studies(root: Path) -> list[Path]:
@@ -308,10 +335,15 @@ def pack(source: Path, target: Path) -> None:
     cell_files, request_files = _files(source)
     if not cell_files:
         raise FileNotFoundError(f"{source}: no records here")
-    cells = pa.concat_tables([_read(path, CELLS) for path in cell_files]).sort_by([("started_at", "ascending"), ("cell", "ascending")])
+    cells = pa.concat_tables([_read(path, CELLS) for path in cell_files]).sort_by(
+        [("started_at", "ascending"), ("cell", "ascending")]
+    )
     by_name = {path.name.split(".")[0]: path for path in request_files}
     target.mkdir(parents=True, exist_ok=True)
-    with _replacing(target / "requests.parquet") as temporary, pq.ParquetWriter(temporary, REQUESTS, compression="zstd") as writer:
+    with (
+        _replacing(target / "requests.parquet") as temporary,
+        pq.ParquetWriter(temporary, REQUESTS, compression="zstd") as writer,
+    ):
         for cell in cells.column("cell").to_pylist():
             if cell in by_name:
                 writer.write_table(_read(by_name[cell], REQUESTS))
@@ -338,13 +370,15 @@ def _read(path: Path, schema: pa.Schema) -> pa.Table:
     if missing:
         raise BadRecord(f"{path}: not one of this study's files: no column {missing[0]!r}")
     columns = [
-        data.column(field.name).cast(field.type) if field.name in data.column_names else pa.nulls(data.num_rows, field.type)
+        data.column(field.name).cast(field.type)
+        if field.name in data.column_names
+        else pa.nulls(data.num_rows, field.type)
         for field in schema
     ]
     return pa.table(columns, schema=schema)
 
 
-def _to_pandas(data: pa.Table) -> pd.DataFrame:
+def to_pandas(data: pa.Table) -> pd.DataFrame:
     """Integers and booleans stay what they are beside nulls (pandas' nullable types); lists become numpy arrays."""
     types = {
         pa.int16(): pd.Int16Dtype(),

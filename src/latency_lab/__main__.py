@@ -1,0 +1,135 @@
+"""The command line: python -m latency_lab COMMAND; `--help` on any command tells more."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from latency_lab import ROOT
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns its exit code. Errors of the user are one line each on stderr, with exit code 2."""
+    parser = argparse.ArgumentParser(prog="python -m latency_lab", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    study = commands.add_parser("study", help="measure the study that fits this machine, then write the report")
+    study.add_argument("--force", action="store_true", help="measure again what has been measured")
+
+    sweep = commands.add_parser("sweep", help="measure a study's settings, resuming where it was left")
+    sweep.add_argument("study", type=Path, help="a YAML file, e.g. notebooks/studies/cpu-smoke.yaml")
+    sweep.add_argument(
+        "--runs", type=Path, default=ROOT / "data" / "runs", help="where results go (default: data/runs)"
+    )
+    sweep.add_argument("--force", action="store_true", help="measure again what has been measured")
+
+    check = commands.add_parser("check", help="read a study, say what it would measure and how long, start nothing")
+    check.add_argument("study", type=Path)
+
+    report = commands.add_parser("report", help="figures and HTML from data/, without vLLM")
+    report.add_argument("--data", type=Path, default=ROOT / "data")
+    report.add_argument("--figures", type=Path, default=ROOT / "figures")
+
+    pack = commands.add_parser("pack", help="pack a measured study into two files, e.g. for data/reference/")
+    pack.add_argument("source", type=Path, help="e.g. data/runs/cpu-smoke")
+    pack.add_argument("target", type=Path, help="e.g. data/reference/cpu-smoke")
+
+    commands.add_parser("verify", help="recompute every number in README.md from the data it comes from")
+    commands.add_parser("bench", help="measure what this study's own tools cost")
+
+    options = parser.parse_args(arguments)
+    try:
+        return int(_COMMANDS[options.command](options))
+    except _user_errors() as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _study(options: argparse.Namespace) -> int:
+    from latency_lab import machine
+
+    name = "gpu.yaml" if machine.has_gpu() else "cpu-smoke.yaml"
+    print(
+        f"{'an NVIDIA GPU' if machine.has_gpu() else 'no NVIDIA GPU'} here: {machine.device()}; study: notebooks/studies/{name}"
+    )
+    options.study, options.runs = ROOT / "notebooks" / "studies" / name, ROOT / "data" / "runs"
+    options.data, options.figures = ROOT / "data", ROOT / "figures"
+    code = _sweep(options)
+    return code if code == 130 else max(code, _report(options))
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from latency_lab import sweep, vllm_args
+    from latency_lab.study import load_study
+
+    arguments = vllm_args.installed()
+    if arguments is None:
+        raise sweep.SweepError("vLLM is not installed in this environment: run `make setup`")
+    return sweep.run(load_study(options.study, arguments), options.runs.resolve(), options.force)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from latency_lab import vllm_args
+    from latency_lab.study import load_study
+
+    study = load_study(options.study, vllm_args.installed())
+    for setting in study.settings_in_order():
+        points = {plan.point.label: plan for plan in study.cells(setting)}
+        print(f"{setting.label}: {len(study.cells(setting))} cells ({', '.join(points)})")
+    print(f"about {study.estimate_s() / 60:.0f} min on two CPU cores")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from latency_lab import report
+
+    result = report.build(options.data.resolve(), options.figures.resolve(), options.figures.resolve() / "report")
+    return 0 if result else 1
+
+
+def _pack(options: argparse.Namespace) -> int:
+    from latency_lab import records
+
+    records.pack(options.source, options.target)
+    size = sum(path.stat().st_size for path in options.target.glob("*.parquet"))
+    print(f"{options.target}: {size / 1e6:.2f} MB")
+    return 0
+
+
+def _verify(_: argparse.Namespace) -> int:
+    from latency_lab import prose
+
+    return prose.verify(ROOT / "README.md")
+
+
+def _bench(_: argparse.Namespace) -> int:
+    from latency_lab import bench
+
+    return bench.run()
+
+
+_COMMANDS = {
+    "study": _study,
+    "sweep": _sweep,
+    "check": _check,
+    "report": _report,
+    "pack": _pack,
+    "verify": _verify,
+    "bench": _bench,
+}
+
+
+def _user_errors() -> tuple[type[Exception], ...]:
+    from latency_lab.models import ModelError
+    from latency_lab.records import BadRecord
+    from latency_lab.study_file import StudyError
+
+    errors: tuple[type[Exception], ...] = (StudyError, ModelError, BadRecord, FileNotFoundError)
+    if "latency_lab.sweep" in sys.modules:
+        errors += (sys.modules["latency_lab.sweep"].SweepError,)
+    return errors
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,400 @@
+"""vLLM in this process: start one engine for one setting, stream requests through it, stop it, leave nothing behind.
+
+This module (with server.py and trace.py) is the only one that imports vLLM, and it does so inside functions, so that
+everything else works without it. What differs between vLLM versions 0.24 to 0.33 is kept here and in vllm_args.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import enum
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from latency_lab import machine, processes
+from latency_lab.models import Model
+from latency_lab.records import SETTING_VALUES, digest
+
+CPU_KV_CACHE_BYTES = 1 << 30
+"""KV cache on a CPU unless the study says otherwise: vLLM's own default takes a share of one NUMA node's memory, which
+differs from start to start."""
+
+# Where VllmConfig keeps an engine argument under another name. Unlisted arguments are looked up by their own name in the
+# parts of VllmConfig, and where no part has them, they are as asked.
+_RENAMED = {
+    "kv_cache_dtype": ("cache_config", "cache_dtype"),
+    "scheduling_policy": ("scheduler_config", "policy"),
+    "attention_backend": ("attention_config", "backend"),
+    "speculative_config": ("speculative_config", None),
+    "compilation_config": (None, None),  # repeats what other arguments say, and holds paths and counters
+}
+_PARTS = (
+    "model_config",
+    "cache_config",
+    "scheduler_config",
+    "parallel_config",
+    "load_config",
+    "compilation_config",
+    "kernel_config",
+    "structured_outputs_config",
+    "observability_config",
+)
+
+
+class EngineError(Exception):
+    """An engine that did not start; the message is vLLM's own reason in one line."""
+
+
+class EngineDied(Exception):
+    """The engine's processes ended under load."""
+
+
+class WorkerProbe:
+    """Mixed into vLLM's worker class through its `worker_extension_cls` argument: answers questions from inside."""
+
+    def latency_lab_weight_bytes(self) -> int:
+        """Bytes of distinct storages behind the parameters and buffers that this worker has loaded."""
+        model = self.model_runner.model  # type: ignore[attr-defined]
+        tensors = [*model.parameters(), *model.buffers()]
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        return sum(storages.values())
+
+
+@dataclasses.dataclass
+class EngineFacts:
+    """What a started engine says of itself; the names are columns of `cells` (units there)."""
+
+    engine_start_s: float
+    resolved: dict[str, Any]
+    resolved_id: str
+    kv_cache_blocks: int | None
+    kv_cache_tokens: int | None
+    weight_bytes: int | None
+    memory_used_before_bytes: int
+    cpu_load_before: float
+
+    @property
+    def setting_values(self) -> dict[str, Any]:
+        """The typed columns of the setting, as vLLM resolved them."""
+        return {column.name: self.resolved.get(column.name) for column in SETTING_VALUES}
+
+
+class Engine:
+    """A living engine. Use `running` to get one."""
+
+    def __init__(self, llm: Any, stats: _Stats, facts: EngineFacts) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        self.llm = llm
+        self.facts = facts
+        self._stats = stats
+        self._params = SamplingParams
+        self._delta = RequestOutputKind.DELTA
+
+    async def stream(
+        self,
+        request_id: str,
+        prompt: tuple[int, ...],
+        output_tokens: int,
+        ignore_eos: bool,
+        priority: int | None,
+    ) -> AsyncIterator[tuple[list[int], str | None]]:
+        """Token ids as they come, with the finish reason in the last item. Greedy.
+
+        Raises EngineDied where the engine has ended, ValueError where vLLM refuses the request.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        params = self._params(temperature=0.0, max_tokens=output_tokens, ignore_eos=ignore_eos, output_kind=self._delta)
+        try:
+            outputs = self.llm.generate({"prompt_token_ids": list(prompt)}, params, request_id, priority=priority or 0)
+            async for output in outputs:
+                completion = output.outputs[0]
+                yield list(completion.token_ids), completion.finish_reason
+        except EngineDeadError as error:
+            raise EngineDied(str(error) or "the engine has died") from error
+
+    def reset_stats(self) -> None:
+        """Forget what the engine has counted so far: called when a cell begins."""
+        self._stats.clear()
+
+    async def request_stats(self, expected: int, patience_s: float = 2.0) -> dict[str, dict[str, Any]]:
+        """Engine-side columns of `requests`, by request id; vLLM hands the last ones over just after the last token."""
+        deadline = time.monotonic() + patience_s
+        while len(self._stats.finished) < expected and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        return dict(self._stats.finished)
+
+    @property
+    def kv_cache_usage_max(self) -> float | None:
+        """Largest share of the KV cache in use since `reset_stats`, 0 to 1."""
+        return self._stats.kv_cache_usage_max
+
+    @property
+    def dead(self) -> bool:
+        """Whether the engine's processes have ended."""
+        return bool(self.llm.errored)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    args: Mapping[str, Any],
+    model: Model,
+    *,
+    log: Path,
+    ledger: Path,
+    env: Mapping[str, str] | None = None,
+    seed: int = 0,
+) -> AsyncIterator[Engine]:
+    """Start an engine for one setting and stop it on leaving the block, whatever happened in it.
+
+    Parameters
+    ----------
+    args : engine arguments as the study gives them; vLLM's default for all others.
+    log : file that takes what the engine's processes print.
+    ledger : folder of the processes' ledger; engines left behind by dead owners named there are ended first.
+    env : environment variables for this engine, put back afterwards.
+
+    Raises EngineError where the engine does not start.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    ended = processes.end_orphans(ledger)
+    processes.register(ledger)
+    before = set(processes.children())
+    memory_before, load_before = machine.memory_used_bytes(), os.getloadavg()[0]
+    with _environment({**_default_env(), **(env or {})}):
+        began = time.perf_counter()
+        llm = None
+        try:
+            with _output_to(log):
+                if ended:
+                    print(f"ended before this engine started: {', '.join(ended)}", flush=True)
+                try:
+                    llm, stats = _start(args, model, seed)
+                except Exception as error:
+                    raise EngineError(_reason(error, log)) from error
+            start_s = time.perf_counter() - began
+            facts = await _facts(llm, args, start_s, memory_before, load_before)
+            yield Engine(llm, stats, facts)
+        finally:
+            with _output_to(log):
+                await _stop(llm, before)
+
+
+def log_tail(log: Path, lines: int = 30, width: int = 400) -> str | None:
+    """The last lines of an engine's log, long lines cut; None where there is no log."""
+    if not log.exists():
+        return None
+    text = log.read_text(errors="replace").splitlines()[-lines:]
+    return "\n".join(line[:width] for line in text)
+
+
+def _default_env() -> dict[str, str]:
+    """Environment that every engine gets unless the study or the user sets it otherwise."""
+    # A kernel has threads and sockets of its own, which a forked engine would inherit in an unknown state.
+    defaults = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1"}
+    if not machine.has_gpu():
+        # vLLM keeps one core for itself and so halves a 2-core machine.
+        defaults |= {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}
+    return {name: value for name, value in defaults.items() if name not in os.environ}
+
+
+def _start(args: Mapping[str, Any], model: Model, seed: int) -> tuple[Any, _Stats]:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    stats = _Stats()
+    asked = {"seed": seed, **model.engine_args, **args}
+    if not machine.has_gpu():
+        asked.setdefault("distributed_executor_backend", "uni")
+        if "gpu_memory_utilization" not in asked:
+            asked.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
+    engine_args = AsyncEngineArgs(
+        model=model.location,
+        revision=model.revision,
+        worker_extension_cls=f"{WorkerProbe.__module__}.{WorkerProbe.__qualname__}",
+        disable_log_stats=False,
+        **asked,
+    )
+    return AsyncLLM.from_engine_args(engine_args, stat_loggers=[stats.logger()]), stats
+
+
+async def _facts(
+    llm: Any, args: Mapping[str, Any], start_s: float, memory_before: int, load_before: float
+) -> EngineFacts:
+    cache = llm.vllm_config.cache_config
+    resolved = resolve(llm.vllm_config, args)
+    blocks = cache.num_gpu_blocks
+    try:
+        weights = await asyncio.wait_for(llm.collective_rpc("latency_lab_weight_bytes"), timeout=60)
+    except Exception:  # a worker without a PyTorch model of this shape: the column stays null
+        logging.getLogger(__name__).warning("could not ask the workers for their weight bytes", exc_info=True)
+        weights = None
+    return EngineFacts(
+        engine_start_s=start_s,
+        resolved=resolved,
+        resolved_id=digest({name: value for name, value in resolved.items() if name not in ("seed",)}),
+        kv_cache_blocks=blocks,
+        kv_cache_tokens=blocks * cache.block_size if blocks else None,
+        weight_bytes=sum(weights) if weights else None,
+        memory_used_before_bytes=memory_before,
+        cpu_load_before=load_before,
+    )
+
+
+def resolve(config: Any, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Every engine argument by name with the value that a VllmConfig gives it, as JSON values."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    resolved = {}
+    for field in dataclasses.fields(AsyncEngineArgs):
+        if field.name.startswith("_"):
+            continue
+        part, name = _RENAMED.get(field.name, (None, field.name))
+        if name is None and part is None:
+            continue
+        holders = [part] if part else _PARTS
+        value: Any = args.get(field.name)
+        for holder in (getattr(config, holder, None) for holder in holders):
+            if name is None or hasattr(holder, name):
+                value = holder if name is None else getattr(holder, name)
+                break
+        resolved[field.name] = _plain(value)
+    return resolved
+
+
+def _plain(value: Any) -> Any:
+    """A JSON value that reads the same in every process: no addresses, no object dumps."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else str(value)
+    if isinstance(value, enum.Enum):
+        return value.name.lower()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(str(item) for item in value)
+    text = str(value)
+    if text.startswith("torch."):
+        return text.removeprefix("torch.")
+    return f"<{type(value).__name__}>" if " at 0x" in text or dataclasses.is_dataclass(value) else text
+
+
+async def _stop(llm: Any, before: set[psutil.Process]) -> None:
+    """Shut the engine down and see its processes gone: asked first, then terminated, then killed."""
+    started = [process for process in processes.children() if process not in before]
+    if llm is not None:
+        with contextlib.suppress(Exception):  # it may have died already; what counts is below
+            llm.shutdown()
+        await asyncio.sleep(0)
+    if not processes.wait_gone(started, timeout_s=20):
+        processes.end(started)
+
+
+def _reason(error: BaseException, log: Path) -> str:
+    """vLLM's reason in one line. Errors in the engine's own process reach us only through its log."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if "Engine core initialization failed" in text or "initialization failed" in text:
+        tail = log.read_text(errors="replace").splitlines() if log.exists() else []
+        causes = [line.split("] ", 1)[-1].strip() for line in tail if "Error" in line and "Engine core" not in line]
+        named = [line for line in causes if line.split(":")[0].split(".")[-1].endswith(("Error", "Exception"))]
+        if named:
+            text = named[0]
+    return text[:1000]
+
+
+class _Stats:
+    """Takes what vLLM's stat loggers report: engine-side times of each finished request, KV-cache usage."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.finished: dict[str, dict[str, Any]] = {}
+        self.kv_cache_usage_max: float | None = None
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any) -> None:
+        if scheduler_stats is not None:
+            self.kv_cache_usage_max = max(self.kv_cache_usage_max or 0.0, scheduler_stats.kv_cache_usage)
+        for done in iteration_stats.finished_requests if iteration_stats is not None else ():
+            # vLLM adds '-' and eight random characters to the id that it was given.
+            self.finished[done.request_id.rsplit("-", 1)[0]] = {
+                "queue_s": _span(done.queued_time),
+                "prefill_s": _span(done.prefill_time),
+                "decode_s": _span(done.decode_time),
+                "cached_tokens": done.num_cached_tokens,
+                # since vLLM 0.27; before, the column stays null
+                "preemptions": getattr(done, "num_preemptions", None),
+            }
+
+    def logger(self) -> Any:
+        """A factory of vLLM stat loggers that report here."""
+        from vllm.v1.metrics.loggers import StatLoggerBase
+
+        stats = self
+
+        class Logger(StatLoggerBase):
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+                pass
+
+            def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+                stats.record(scheduler_stats, iteration_stats)
+
+            def log_engine_initialized(self) -> None:
+                pass
+
+        return Logger
+
+
+def _span(seconds: float) -> float | None:
+    """A request that ended before it was scheduled has no such span: vLLM's stamps are 0 then, and the span negative."""
+    return seconds if seconds >= 0 else None
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    saved = {name: os.environ.get(name) for name in values}
+    os.environ.update({name: str(value) for name, value in values.items()})
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _output_to(log: Path) -> Iterator[None]:
+    """Send what this process, its vLLM logger and the processes it starts print to a file, appending.
+
+    Processes started inside keep writing there afterwards.
+    """
+    import sys
+
+    saved = os.dup(1), os.dup(2)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with log.open("a", buffering=1) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        try:
+            with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+                yield
+        finally:
+            for target, source in zip((1, 2), saved, strict=True):
+                os.dup2(source, target)
+                os.close(source)

@@ -1,0 +1,369 @@
+"""Measure one engine setting: start its engine, run its cells, write each as it ends. What measure.ipynb calls.
+
+A job is one setting of a study. It owns the folder <runs>/<study>/<setting>-<hash>/ with the executed notebook, the
+engine's log, the parameters that it was really run with, and two parquet files a cell (see records.py). Cells that the
+folder already holds are not measured again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from latency_lab import ROOT, client, engine, load, machine, metrics, models, processes, records, vllm_args
+from latency_lab.study import CellPlan, Setting, Study, load_study
+
+FINISHED = ("done", "refused")
+"""Statuses that a resumed sweep keeps; cells that failed or timed out are measured again."""
+
+PROBE_TIMEOUT_S = 60.0
+
+
+def root_path(path: str | Path) -> Path:
+    """A path as the reader means it: relative ones from the project's folder, wherever the kernel was started."""
+    return (ROOT / Path(path).expanduser()).resolve()
+
+
+def setting_id(setting: Setting, model: models.Model, env: dict[str, str], seed: int) -> str:
+    """Hash of all that shapes a setting's cells: arguments, model, environment, vLLM's version, device, record schema."""
+    return records.digest(
+        {
+            "args": setting.args,
+            "model": [model.name, model.weights, model.digest],
+            "env": env,
+            "seed": seed,
+            "vllm": machine.vllm_version(),
+            "device": machine.device(),
+            "schema": records.SCHEMA_VERSION,
+        }
+    )
+
+
+@dataclass
+class Job:
+    """One setting of a study, ready to be measured. `open_job` makes it."""
+
+    study: Study
+    setting: Setting
+    model: models.Model
+    runs: Path
+    force: bool = False
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.id = setting_id(self.setting, self.model, self.study.env, self.study.seed)
+        slug = re.sub(r"[^A-Za-z0-9.]+", "-", self.setting.label).strip("-")[:60]
+        self.folder = self.runs / self.study.name / f"{slug}-{self.id}"
+        self.log = self.folder / "engine.log"
+
+    def cell_id(self, plan: CellPlan) -> str:
+        """Id of a cell: equal only where setting, workload point, repeat, seed and what is kept are equal."""
+        return records.digest(
+            [self.id, plan.point.id, plan.repeat, plan.seed, self.study.warmup, self.study.keep_token_ids]
+        )
+
+    def finished(self) -> dict[str, dict[str, Any]]:
+        """Rows of this job's cells that have finished well, by cell id. Files that lie are renamed to *.bad."""
+        rows = {}
+        for plan in self.study.cells(self.setting):
+            cell = self.cell_id(plan)
+            try:
+                row = records.read_cell(self.folder, cell)
+            except records.BadRecord as error:
+                print(f"set aside, will be measured again: {error}")
+                for path in self.folder.glob(f"{cell}.*.parquet"):
+                    records.set_aside(path)
+                continue
+            if row is not None and row["status"] in FINISHED:
+                rows[cell] = row
+        return rows
+
+    def pending(self) -> list[CellPlan]:
+        """Cells still to be measured, in the order to run."""
+        finished = {} if self.force else self.finished()
+        return [plan for plan in self.study.cells(self.setting) if self.cell_id(plan) not in finished]
+
+    def parameters(self) -> dict[str, Any]:
+        """What measure.ipynb must have been given for this job."""
+        return {
+            "study": str(self.study.path),
+            "setting": self.setting.label,
+            "runs": str(self.runs),
+            "force": self.force,
+        }
+
+    async def run(self, show: Callable[[pd.DataFrame], object] = lambda _: None) -> None:
+        """Measure all pending cells; `show` gets the table of cells whenever one has ended.
+
+        Raises engine.EngineError where the engine does not start (unless the study expects that) and engine.EngineDied
+        where it dies under load; every cell has its row with the reason by then.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        records.write_text(json.dumps(self.parameters(), indent=1), self.folder / "parameters.json")
+        pending = self.pending()
+        if not pending:
+            return
+        for plan in pending:  # whatever happens from here on, an older result is not taken for the new one
+            for path in self.folder.glob(f"{self.cell_id(plan)}.*.parquet"):
+                path.unlink()
+        self.log.unlink(missing_ok=True)
+        try:
+            async with self._engine() as living:
+                if self.setting.expect == "invalid":
+                    error = "the study expects vLLM to refuse this setting, but the engine started"
+                    self._give_up(pending, "failed", error, living.facts)
+                    raise engine.EngineError(error)
+                await self._measure(living, pending, show)
+        except engine.EngineError as error:
+            if self.rows:
+                raise
+            refused = self.setting.expect == "invalid"
+            self._give_up(pending, "refused" if refused else "failed", str(error))
+            show(self.table())
+            if not refused:
+                raise
+
+    def table(self) -> pd.DataFrame:
+        """The cells of this run so far, a line each, with the medians that tell whether all is well."""
+        columns = [
+            "workload",
+            "repeat",
+            "status",
+            "requests",
+            "failed",
+            "TTFT p50 [ms]",
+            "TPOT p50 [ms]",
+            "E2E p50 [s]",
+            "tokens/s",
+            "error",
+        ]
+        return pd.DataFrame([_line(row) for row in self.rows], columns=columns)
+
+    def give_up(self, status: str, error: str) -> None:
+        """Record all cells that have no row yet as `status`: called by the sweep after a notebook that broke off."""
+        recorded = [plan for plan in self.pending() if records.read_cell(self.folder, self.cell_id(plan)) is None]
+        self._give_up(recorded, status, error)
+
+    def _engine(self) -> contextlib.AbstractAsyncContextManager[engine.Engine]:
+        return engine.running(
+            self.setting.args,
+            self.model,
+            log=self.log,
+            ledger=self.runs,
+            env=self.study.env,
+            seed=self.study.seed,
+        )
+
+    async def _measure(
+        self, living: engine.Engine, pending: list[CellPlan], show: Callable[[pd.DataFrame], object]
+    ) -> None:
+        from tqdm.auto import tqdm
+
+        vocabulary = models.Tokens(self.model)
+        await self._warm_up(living, vocabulary, pending)
+        bar = tqdm(pending, unit="cell", desc=self.setting.label)
+        for number, plan in enumerate(bar):
+            bar.set_postfix_str(f"{plan.point.label}, repeat {plan.repeat}")
+            await self._cell(living, plan, vocabulary)
+            show(self.table())
+            if not await _answers(living):
+                self._give_up(
+                    pending[number + 1 :],
+                    "skipped",
+                    "the engine had died or hung in an earlier cell",
+                    living.facts,
+                )
+                show(self.table())
+                raise engine.EngineDied(f"in {plan.point.label}, repeat {plan.repeat}; see {self.log}")
+
+    async def _warm_up(self, living: engine.Engine, vocabulary: models.Tokens, pending: list[CellPlan]) -> None:
+        """Requests of the first pending point, of a repeat that is never measured, so that no measured prompt is known."""
+        plan = pending[0]
+        seed = plan.seed ^ 0x5EED
+        requests = [
+            request
+            for stream in load.streams(plan.point, -1, seed, vocabulary)
+            for request, _ in zip(stream.requests, range(self.study.warmup), strict=False)
+        ][: self.study.warmup]
+        for request in requests:
+            request_id = f"warm-up-{self.id}-{request.index}"
+            tokens = living.stream(request_id, request.prompt, min(request.output_tokens, 16), True, None)
+            with contextlib.suppress(Exception):  # what is wrong will show, and be recorded, in the cells
+                async for _ in tokens:
+                    pass
+
+    async def _cell(self, living: engine.Engine, plan: CellPlan, vocabulary: models.Tokens) -> None:
+        cell = self.cell_id(plan)
+        streams = load.streams(plan.point, plan.repeat, plan.seed, vocabulary)
+        living.reset_stats()
+        started_at = datetime.datetime.now(datetime.UTC)
+        with machine.Monitor() as monitor:
+            run = await client.drive(living, streams, name=cell, timeout_s=plan.point.timeout_s)
+        stats = await living.request_stats(sum(timing.error is None for timing in run.timings))
+        failed = [timing.error for timing in run.timings if timing.error]
+        status, error = "done", None
+        if living.dead:
+            status, error = (
+                "failed",
+                f"the engine died ({failed[0] if failed else 'no request was in flight'})",
+            )
+        elif run.timed_out:
+            status, error = "timeout", f"ran past its limit of {plan.point.timeout_s:g} s"
+        elif len(failed) == len(run.timings):
+            status, error = (
+                "failed",
+                f"all {len(failed)} requests failed: {failed[0] if failed else 'none was due'}",
+            )
+        common = {**self._keys(plan), **living.facts.setting_values}
+        row = {
+            **common,
+            **self._facts(living.facts),
+            **run.columns,
+            **monitor.columns(),
+            "status": status,
+            "error": error,
+            "log_tail": engine.log_tail(self.log) if error else None,
+            "started_at": started_at,
+            "slo": json.dumps(plan.point.slo) if plan.point.slo else None,
+            "kv_cache_usage_max": living.kv_cache_usage_max,
+        }
+        requests = client.rows(run, self.study.keep_token_ids, stats, {**common, "via": "engine", "streaming": True})
+        records.write_cell(self.folder, row, requests)
+        self.rows.append({**row, "_requests": requests})
+
+    def _give_up(self, plans: list[CellPlan], status: str, error: str, facts: engine.EngineFacts | None = None) -> None:
+        for plan in plans:
+            row = {
+                **self._keys(plan),
+                **self._facts(facts),
+                "status": status,
+                "error": error[:2000],
+                "log_tail": engine.log_tail(self.log),
+                "started_at": datetime.datetime.now(datetime.UTC),
+            }
+            if facts is None:  # no engine ever resolved them: the typed columns say what was asked
+                asked = self.setting.args
+                row |= {column.name: asked.get(column.name) for column in records.SETTING_VALUES}
+            else:
+                row |= facts.setting_values
+            try:
+                records.write_cell(self.folder, row, [])
+            except (ValueError, TypeError):  # asked for something that has not even the right type
+                row |= {column.name: None for column in records.SETTING_VALUES}
+                records.write_cell(self.folder, row, [])
+            self.rows.append({**row, "_requests": []})
+
+    def _keys(self, plan: CellPlan) -> dict[str, Any]:
+        return {
+            "study": self.study.name,
+            "cell": self.cell_id(plan),
+            "setting": self.setting.label,
+            "setting_id": self.id,
+            "workload": plan.point.label,
+            "workload_id": plan.point.id,
+            "repeat": plan.repeat,
+            "load": plan.point.load,
+            "concurrency": plan.point.concurrency,
+            "rate_per_s": plan.point.rate_per_s,
+            "burstiness": plan.point.burstiness,
+        }
+
+    def _facts(self, facts: engine.EngineFacts | None) -> dict[str, Any]:
+        """Columns of `cells` that are the same for all cells of this job."""
+        columns: dict[str, Any] = {
+            **machine.provenance(),
+            "asked": json.dumps(self.setting.args, sort_keys=True),
+            "env": json.dumps(self.study.env, sort_keys=True),
+            "model": self.model.name,
+            "weights": self.model.weights,
+            "model_digest": self.model.digest,
+            "seed": self.study.seed,
+        }
+        if facts is not None:
+            columns |= {
+                "engine_start_s": facts.engine_start_s,
+                "resolved": json.dumps(facts.resolved, sort_keys=True),
+                "resolved_id": facts.resolved_id,
+                "kv_cache_blocks": facts.kv_cache_blocks,
+                "kv_cache_tokens": facts.kv_cache_tokens,
+                "weight_bytes": facts.weight_bytes,
+                "memory_used_before_bytes": facts.memory_used_before_bytes,
+                "cpu_load_before": facts.cpu_load_before,
+            }
+        return columns
+
+
+def open_job(study: str | Path, setting: str, runs: str | Path = "data/runs", force: bool = False) -> Job:
+    """The job for one setting of a study file, by its label; with an empty label, the study's first setting.
+
+    Raises study.StudyError for a faulty file, models.ModelError, and ValueError for an unknown label.
+    """
+    loaded = load_study(root_path(study), vllm_args.installed())
+    settings = loaded.settings()
+    chosen = next((one for one in settings if one.label == setting), None) if setting else settings[0]
+    if chosen is None:
+        raise ValueError(
+            f"{study}: setting: {setting!r} is not in this study; allowed: {', '.join(s.label for s in settings)}"
+        )
+    return jobs(loaded, root_path(runs), force, [chosen])[0]
+
+
+def jobs(study: Study, runs: Path, force: bool = False, settings: list[Setting] | None = None) -> list[Job]:
+    """The jobs of a study in the order to run them; models are made ready here. Raises models.ModelError."""
+    cache = runs.parent / "models"
+    prepared: dict[str, models.Model] = {}
+    found = []
+    for setting in settings if settings is not None else study.settings_in_order():
+        key = records.digest(setting.model.model_dump())
+        if key not in prepared:
+            prepared[key] = models.prepare(setting.model, cache)
+        found.append(Job(study, setting, prepared[key], runs, force))
+    return found
+
+
+def _line(row: dict[str, Any]) -> list[Any]:
+    """One line of the live table."""
+    medians: dict[str, float | None] = {"ttft_s": None, "tpot_s": None, "e2e_s": None}
+    tokens = 0
+    if row["_requests"]:
+        requests = metrics.latencies(records.to_pandas(records.table(row["_requests"], records.REQUESTS)))
+        medians = {name: requests[name].median() for name in medians}
+        tokens = int(requests["output_tokens"].sum())
+    ttft, tpot, e2e = (None if value is None or pd.isna(value) else float(value) for value in medians.values())
+    return [
+        row["workload"],
+        row["repeat"],
+        row["status"],
+        len(row["_requests"]),
+        sum(request["error"] is not None for request in row["_requests"]),
+        None if ttft is None else round(ttft * 1e3, 1),
+        None if tpot is None else round(tpot * 1e3, 2),
+        None if e2e is None else round(e2e, 3),
+        round(tokens / row["duration_s"], 1) if row.get("duration_s") else None,
+        row["error"],
+    ]
+
+
+async def _answers(living: engine.Engine) -> bool:
+    """Whether the engine still gives a token within a minute."""
+    if living.dead:
+        return False
+
+    async def one_token() -> None:
+        async for _ in living.stream("still-there", (1000,), 1, True, None):
+            pass
+
+    try:
+        await asyncio.wait_for(one_token(), PROBE_TIMEOUT_S)
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,117 @@
+"""No engine outlives its notebook: find and end the processes that one left behind.
+
+Jupyter starts every kernel as the leader of a session of its own, and the engine's processes stay in that session also
+when their parent is gone (their names and environments don't survive: vLLM retitles its processes). So a kernel that
+starts engines writes its session into a ledger, and whoever starts the next engine ends what still runs in sessions
+whose leader has died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+LEDGER = "engines.jsonl"
+
+
+def register(folder: Path) -> None:
+    """Write this process's session into the ledger of `folder`, before it starts an engine."""
+    own = psutil.Process()
+    entry = {"session": os.getsid(0), "pid": own.pid, "created": own.create_time()}
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LEDGER).open("a") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+def end_orphans(folder: Path) -> list[str]:
+    """End every process in a session of the ledger whose registrant has died; returns what was ended, for the record.
+
+    A session number that the system has given to somebody else since is told apart by the processes' creation times.
+    """
+    entries = _entries(folder / LEDGER)
+    dead = [entry for entry in entries if not _lives(entry)]
+    orphans = [process for entry in dead for process in _members(int(entry["session"]), entry["created"])]
+    ended = [f"{process.pid} {_name(process)}" for process in orphans]
+    end(orphans)
+    living = [entry for entry in entries if entry not in dead]
+    if dead:
+        (folder / LEDGER).write_text("".join(json.dumps(entry) + "\n" for entry in living))
+    return ended
+
+
+def children() -> list[psutil.Process]:
+    """All living descendants of this process but Python's own resource tracker."""
+    found = psutil.Process().children(recursive=True)
+    return [process for process in found if not _is_tracker(process)]
+
+
+def end(processes: Iterable[psutil.Process], patience_s: float = 5.0) -> None:
+    """Terminate processes, then kill those that are still there after `patience_s`."""
+    processes = list(processes)
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, alive = psutil.wait_procs(processes, timeout=patience_s)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=patience_s)
+
+
+def end_session(leader: int, patience_s: float = 5.0) -> None:
+    """End a session's leader and all its members, e.g. a kernel with its engine."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        end(_members(leader, psutil.Process(leader).create_time()), patience_s)
+
+
+def wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> bool:
+    """Wait until all have ended; false where some still run after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    _, alive = psutil.wait_procs(list(processes), timeout=max(0.0, deadline - time.monotonic()))
+    return not alive
+
+
+def _entries(ledger: Path) -> list[dict[str, float]]:
+    if not ledger.exists():
+        return []
+    entries = []
+    for line in ledger.read_text().splitlines():
+        with contextlib.suppress(ValueError):  # a line cut short by a full disk names nobody
+            entries.append(json.loads(line))
+    return entries
+
+
+def _lives(entry: dict[str, float]) -> bool:
+    try:
+        process = psutil.Process(int(entry["pid"]))
+        return bool(process.create_time() == entry["created"] and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _members(session: int, since: float) -> list[psutil.Process]:
+    """Processes of a session that were created at or after `since` (seconds since the epoch)."""
+    members = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
+            if os.getsid(process.pid) == session and process.create_time() >= since and process.pid != os.getpid():
+                members.append(process)
+    return members
+
+
+def _name(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.name()
+    return "?"
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        return any("resource_tracker" in part for part in process.cmdline())
+    return False

@@ -1,0 +1,245 @@
+"""Run a study: papermill executes measure.ipynb once for each engine setting, and what it left behind is judged here.
+
+The judge is the folder's content, never papermill's metadata, which calls a notebook completed after its kernel was
+killed, and runs on with defaults after a misspelled parameter: a cell counts as done where records.read_cell finds it
+whole, with status done, and the notebook counts only where the parameters that it wrote back are those it was given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import nbformat
+import psutil
+from tqdm import tqdm
+
+from latency_lab import ROOT, engine, measure, processes, records
+from latency_lab.study import Study
+
+NOTEBOOK = ROOT / "notebooks" / "measure.ipynb"
+POLL_S = 0.5
+STOP_PATIENCE_S = 15.0
+FREE_DISK_BYTES = 500_000_000
+"""A sweep does not start with less: a full disk would cost it its results."""
+
+
+class SweepError(Exception):
+    """A sweep that cannot start; the message is one line."""
+
+
+def run(study: Study, runs: Path, force: bool = False) -> int:
+    """Measure what of a study is not measured yet, setting by setting, and print a table of the outcome.
+
+    Returns the exit code: 0 where every cell is done (or refused as expected), 1 where any is not, 130 after Ctrl-C,
+    which ends the engine and keeps all finished cells. Raises SweepError, models.ModelError before anything is started.
+    """
+    folder = runs / study.name
+    folder.mkdir(parents=True, exist_ok=True)
+    if (free := shutil.disk_usage(folder).free) < FREE_DISK_BYTES:
+        raise SweepError(
+            f"{folder}: only {free / 1e6:.0f} MB free on its disk; a sweep wants {FREE_DISK_BYTES / 1e6:.0f} MB"
+        )
+    with _locked(folder):
+        jobs = measure.jobs(study, runs, force)
+        todo = [job for job in jobs if job.pending()]
+        cells = sum(len(job.pending()) for job in todo)
+        kept = sum(len(study.cells(job.setting)) for job in jobs) - cells
+        print(
+            f"{study.name}: {len(jobs)} engine settings; {kept} cells done before, {cells} to measure in {len(todo)} engine starts"
+        )
+        if study.question:
+            print(f"  {study.question}")
+        if todo:
+            print(
+                f"  estimated time: {_minutes(study.estimate_s() * cells / (cells + kept))}, if nothing fails; results: {folder}"
+            )
+        interrupted = False
+        with tqdm(total=cells, unit="cell", disable=not todo) as bar:
+            for number, job in enumerate(todo):
+                bar.set_description(f"setting {number + 1}/{len(todo)} {job.setting.label}")
+                interrupted = not _execute(job, bar)
+                if interrupted:
+                    break
+        return _conclude(jobs, interrupted)
+
+
+def _execute(job: measure.Job, bar: tqdm) -> bool:
+    """Execute the notebook of one job and see that each of its cells has a row; false where Ctrl-C ended it."""
+    for line in processes.end_orphans(job.runs):
+        tqdm.write(f"ended a process left over from an earlier engine: {line}")
+    job.folder.mkdir(parents=True, exist_ok=True)
+    plans = job.pending()
+    limit_s = job.study.start_timeout_s + sum(plan.point.timeout_s for plan in plans) + 60 * len(plans)
+    (job.folder / "parameters.json").unlink(missing_ok=True)
+    before = bar.n
+    with _papermill(job) as child, _on_interrupt() as interrupted:
+        deadline = time.monotonic() + limit_s
+        first = time.time()
+        while child.poll() is None and not interrupted:
+            if time.monotonic() > deadline:
+                break
+            bar.n = before + _ended(job, plans, since=first)
+            bar.refresh()
+            time.sleep(POLL_S)
+        hung = child.poll() is None and not interrupted
+        _stop(child)
+    processes.end_orphans(job.runs)
+    bar.n = before + len(plans)
+    bar.refresh()
+    if interrupted:
+        return False
+    if hung:
+        job.give_up("timeout", f"the notebook was still running after {limit_s:.0f} s and was ended")
+    elif wrong := _wrong_parameters(job):
+        for plan in plans:
+            for path in job.folder.glob(f"{job.cell_id(plan)}.*.parquet"):
+                records.set_aside(path)
+        job.give_up("failed", wrong)
+    else:
+        job.give_up("failed", _broken_off(job, child.returncode))
+    return True
+
+
+@contextlib.contextmanager
+def _papermill(job: measure.Job) -> Iterator[subprocess.Popen[bytes]]:
+    """papermill on measure.ipynb as a process of its own: its kernel, engine and memory go with it."""
+    parameters = job.folder / ".parameters.yaml"
+    records.write_text(json.dumps(job.parameters()), parameters)
+    command = [
+        *(sys.executable, "-m", "papermill", str(NOTEBOOK), str(job.folder / "measure.ipynb")),
+        *("--parameters_file", str(parameters), "--kernel", "python3", "--cwd", str(ROOT)),
+        *("--no-progress-bar", "--no-request-save-on-cell-execute", "--autosave-cell-every", "15"),
+    ]
+    with (job.folder / "papermill.log").open("w") as log:
+        # Its own session, so that the terminal's Ctrl-C reaches this process alone, which then ends things in order.
+        child = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
+        try:
+            yield child
+        finally:
+            _stop(child)
+            parameters.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _on_interrupt() -> Iterator[list[int]]:
+    """While the block runs, SIGINT and SIGTERM are collected in the list instead of breaking off what must be tidied."""
+    signals: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        if not signals:
+            tqdm.write("stopping: the engine is being ended; finished cells are kept")
+        signals.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    """End papermill, its kernel and the kernel's engine, if they still run."""
+    if child.poll() is not None:
+        return
+    family = psutil.Process(child.pid).children(recursive=True)
+    processes.end([psutil.Process(child.pid), *family], patience_s=STOP_PATIENCE_S)
+    child.wait()
+
+
+def _ended(job: measure.Job, plans: list[measure.CellPlan], since: float) -> int:
+    """How many of the plans' cells have got their row since this job began."""
+    rows = (job.folder / f"{job.cell_id(plan)}.cell.parquet" for plan in plans)
+    return sum(path.exists() and path.stat().st_mtime >= since - 1 for path in rows)
+
+
+def _wrong_parameters(job: measure.Job) -> str | None:
+    """What the notebook says that it was run with, where that is not what it was given; None where all is well."""
+    path = job.folder / "parameters.json"
+    if not path.exists():
+        return None  # it broke off before it could say; no cell was measured
+    used = json.loads(path.read_text())
+    asked = job.parameters()
+    wrong = [
+        f"{name}: given {asked.get(name)!r}, used {used.get(name)!r}" for name in asked if used.get(name) != asked[name]
+    ]
+    return f"the notebook did not use the parameters that it was given ({'; '.join(wrong)})" if wrong else None
+
+
+def _broken_off(job: measure.Job, code: int) -> str:
+    """Why a notebook ended without measuring all its cells, in one line: its own error, else papermill's last word."""
+    executed = job.folder / "measure.ipynb"
+    with contextlib.suppress(Exception):  # an unreadable notebook has no error to show
+        for cell in nbformat.read(executed, as_version=4).cells:
+            for output in cell.get("outputs", ()):
+                if output.output_type == "error":
+                    return f"the notebook broke off: {output.ename}: {' '.join(output.evalue.split())}"
+    tail = engine.log_tail(job.folder / "papermill.log", lines=1)
+    return f"the notebook broke off: {tail or f'papermill ended with exit code {code}'}"
+
+
+def _conclude(jobs: list[measure.Job], interrupted: bool) -> int:
+    """Print what became of every setting; returns the exit code."""
+    print(f"\n{'setting':<40} {'cells':>5}  outcome")
+    bad = 0
+    for job in jobs:
+        rows = [row for plan in job.study.cells(job.setting) if (row := _row(job, job.cell_id(plan)))]
+        counts = Counter(row["status"] for row in rows)
+        missing = len(job.study.cells(job.setting)) - len(rows)
+        if missing:
+            counts["not measured"] = missing
+        bad += sum(count for status, count in counts.items() if status not in measure.FINISHED)
+        outcome = ", ".join(f"{count} {status}" for status, count in counts.items())
+        error = next((row["error"] for row in rows if row["error"]), "")
+        print(f"{job.setting.label:<40} {sum(counts.values()):>5}  {outcome}{'  ' + error[:160] if error else ''}")
+    failed = sum(row["requests_failed"] for job in jobs for row in job.finished().values())
+    if failed:
+        print(f"{failed} requests failed in cells that are done; the report counts them.")
+    if interrupted:
+        print("stopped by a signal; run the same command again to go on from here")
+        return 130
+    return 1 if bad else 0
+
+
+def _row(job: measure.Job, cell: str) -> dict[str, object] | None:
+    try:
+        return records.read_cell(job.folder, cell)
+    except records.BadRecord:
+        return None
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One sweep a folder: the system drops the lock when its holder ends, however it ends."""
+    with (folder / ".lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise SweepError(f"{folder}: another sweep is at work here (process {file.read() or '?'})") from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _minutes(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 100
+        else f"{seconds / 60:.0f} min"
+        if seconds < 6000
+        else f"{seconds / 3600:.1f} h"
+    )
