@@ -1,0 +1,255 @@
+"""The grid: from a study's fields to its engine settings and workload points. Pure functions, no vLLM."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from latency_lab.records import digest
+from latency_lab.study_file import Loc
+from latency_lab.study_schema import (
+    Burst,
+    Closed,
+    Gamma,
+    Lengths,
+    LoadSpec,
+    MixedWorkload,
+    ModelSource,
+    Prompt,
+    StudyFields,
+    Traffic,
+)
+
+SHORT = {"max_num_batched_tokens": "budget", "max_num_seqs": "seqs"}
+"""How labels call these arguments."""
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """One configuration of the engine.
+
+    args : engine arguments for vLLM; what is null in the study is left out, which gives vLLM's default
+    asked : the same with the nulls, as the study gave them
+    origin : where in the study's file each argument stands
+    """
+
+    label: str
+    args: dict[str, Any]
+    asked: dict[str, Any]
+    expect: Literal["valid", "invalid"]
+    model: ModelSource
+    origin: dict[str, Loc] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Load:
+    """When the requests of a class arrive; fields that its kind has no use for are None. Times in seconds."""
+
+    kind: Literal["closed", "constant", "poisson", "gamma", "burst"]
+    concurrency: int | None = None
+    requests_each: int | None = None
+    requests: int | None = None
+    seconds: float | None = None
+    rate_per_s: float | None = None
+    burstiness: float | None = None
+    start_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class TrafficClass:
+    """One class of a point's requests."""
+
+    name: str
+    load: Load
+    prompt: Prompt
+    output: Lengths
+    ignore_eos: bool
+    priority: int | None
+
+    def definition(self) -> dict[str, Any]:
+        """All of it as plain values, for hashing."""
+        lengths = {
+            "prompt": self.prompt.model_dump(mode="json"),
+            "output": self.output.model_dump(mode="json"),
+        }
+        return {**asdict(self), **lengths}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One workload at one concurrency or rate. `load` is the kind of its class, or mix where it has several.
+
+    `id` hashes all that shapes its requests; targets (`slo`), repeats and time limits may change without a
+    new one.
+    """
+
+    label: str
+    workload: str
+    load: str
+    classes: tuple[TrafficClass, ...]
+    slo: dict[str, float] | None
+    timeout_s: float
+    repeats: int
+    only_on: tuple[str, ...] | None
+
+    @property
+    def id(self) -> str:
+        return digest({"label": self.label, "classes": [traffic.definition() for traffic in self.classes]})
+
+    @property
+    def concurrency(self) -> int | None:
+        """Closed loop: requests in flight; burst: requests sent at once."""
+        load = self.classes[0].load
+        return None if self.load == "mix" else load.requests if load.kind == "burst" else load.concurrency
+
+    @property
+    def rate_per_s(self) -> float | None:
+        return None if self.load == "mix" else self.classes[0].load.rate_per_s
+
+    @property
+    def burstiness(self) -> float | None:
+        return None if self.load == "mix" else self.classes[0].load.burstiness
+
+    def runs_on(self, setting: Setting) -> bool:
+        return self.only_on is None or any(fnmatch.fnmatchcase(setting.label, glob) for glob in self.only_on)
+
+
+def expand_settings(fields: StudyFields) -> list[Setting]:
+    """Every engine setting: the product of the axes (the last one fastest), then the named ones."""
+    settings = []
+    base: dict[str, Loc] = {key: ("engine", key) for key in fields.engine}
+    axes = fields.settings.axes
+    if axes or not fields.settings.named:
+        for places in itertools.product(*(range(len(values)) for values in axes.values())):
+            chosen = {key: axes[key][i] for key, i in zip(axes, places, strict=True)}
+            origin = base | {key: ("settings", "axes", key, i) for key, i in zip(axes, places, strict=True)}
+            settings.append(_setting(label(chosen), fields.engine | chosen, "valid", fields.model, origin))
+    for name, named in fields.settings.named.items():
+        origin = base | {key: ("settings", "named", name, "engine", key) for key in named.engine}
+        asked = fields.engine | named.engine
+        settings.append(_setting(name, asked, named.expect, named.model or fields.model, origin))
+    return settings
+
+
+def label(chosen: Mapping[str, Any]) -> str:
+    """The label of a combination of axis values: `budget=512 seqs=32`; `base` where there are no axes."""
+    return " ".join(f"{SHORT.get(key, key)}={_word(value)}" for key, value in chosen.items()) or "base"
+
+
+def conflicts(args: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Why vLLM would refuse a combination of engine arguments: the one to blame, and a sentence; none if
+    valid.
+
+    Only what the study itself gives is judged: vLLM's defaults depend on the model and the device.
+    """
+    budget, seqs = _whole(args, "max_num_batched_tokens"), _whole(args, "max_num_seqs")
+    longest = _whole(args, "max_model_len")
+    for key in ("max_num_batched_tokens", "max_num_seqs", "tensor_parallel_size", "pipeline_parallel_size"):
+        value = _whole(args, key)
+        if value is not None and value < 1:
+            yield key, f"{value} is too small; allowed: a whole number from 1 on"
+    if longest is not None and longest < 1 and longest != -1:
+        yield (
+            "max_model_len",
+            f"{longest} is too small; allowed: a whole number from 1 on, or -1 (as long as fits)",
+        )
+    if budget is not None and seqs is not None and 0 < budget < seqs:
+        yield (
+            "max_num_batched_tokens",
+            f"{budget} is less than max_num_seqs {seqs}, and each running request needs a token; "
+            f"allowed: a budget from {seqs} on, fewer max_num_seqs, or `expect: invalid`",
+        )
+    if args.get("enable_chunked_prefill") is False and budget and longest and 0 < budget < longest:
+        yield (
+            "enable_chunked_prefill",
+            f"false with max_num_batched_tokens {budget} below max_model_len {longest}, and an uncut prompt has "
+            f"to fit into one step; allowed: a budget from {longest} on, a lower max_model_len, or "
+            "`expect: invalid`",
+        )
+
+
+def expand_points(fields: StudyFields) -> list[Point]:
+    """Every workload point, in the order of the file."""
+    points = []
+    for name, workload in fields.workloads.items():
+        if isinstance(workload, MixedWorkload):
+            mixed = [(key, traffic, loads(traffic.load)[0][1]) for key, traffic in workload.classes.items()]
+            shapes = [(name, "mix", tuple(_traffic(*one) for one in mixed))]
+        else:
+            shapes = [
+                (f"{name} {suffix}".strip(), load.kind, (_traffic(name, workload, load),))
+                for suffix, load in loads(workload.load)
+            ]
+        for text, kind, classes in shapes:
+            points.append(
+                Point(
+                    label=text,
+                    workload=name,
+                    load=kind,
+                    classes=classes,
+                    slo=workload.slo,
+                    timeout_s=workload.timeout_s or fields.timeout_s,
+                    repeats=workload.repeats or fields.repeats,
+                    only_on=workload.settings,
+                )
+            )
+    return points
+
+
+def loads(spec: LoadSpec) -> list[tuple[str, Load]]:
+    """The loads that a specification with lists stands for, each with what it adds to the point's label."""
+    if isinstance(spec, Closed):
+        return [
+            (f"c={n}", Load("closed", n, spec.requests_each, seconds=spec.seconds, start_s=spec.start_s))
+            for n in spec.concurrency
+        ]
+    if isinstance(spec, Burst):
+        many = len(spec.requests) > 1
+        return [(f"n={n}" * many, Load("burst", requests=n, start_s=spec.start_s)) for n in spec.requests]
+    found = {}
+    for rate in spec.rate:
+        for shape in spec.burstiness if isinstance(spec, Gamma) else (None,):
+            if math.isinf(rate):
+                found["rate=inf"] = Load("burst", requests=spec.requests, start_s=spec.start_s)
+                continue
+            suffix = f"rate={_word(rate)}/s" + (f" b={_word(shape)}" if shape is not None else "")
+            found[suffix] = Load(
+                spec.kind,
+                requests=spec.requests,
+                seconds=spec.seconds,
+                rate_per_s=rate,
+                burstiness=shape,
+                start_s=spec.start_s,
+            )
+    return list(found.items())
+
+
+def _setting(name: str, asked: dict[str, Any], expect: Any, model: ModelSource, origin: dict[str, Loc]) -> Setting:
+    args = {key: value for key, value in asked.items() if value is not None}
+    return Setting(name, args, asked, expect, model, origin)
+
+
+def _traffic(name: str, traffic: Traffic, load: Load) -> TrafficClass:
+    return TrafficClass(name, load, traffic.prompt, traffic.output, traffic.ignore_eos, traffic.priority)
+
+
+def _whole(args: Mapping[str, Any], key: str) -> int | None:
+    value = args.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _word(value: Any) -> str:
+    """A value in a label: on and off, `default` for null, short numbers, a hash in place of anything long."""
+    if value is None:
+        return "default"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    return text if len(text) <= 40 else digest(value, 8)
