@@ -1,7 +1,7 @@
 # Every target sets up what it needs first; `make` alone lists them.
 #   PYTHON=/path/to/python3   the interpreter for .venv, 3.11 or newer      FLAVOUR=cpu|gpu   default: what the machine has
 .DEFAULT_GOAL := help
-.PHONY: help setup study sweep report test lint verify bench lab clean FORCE
+.PHONY: help setup study sweep report test lint verify bench lab clean named-study FORCE
 
 PYTHON ?=
 FLAVOUR ?=
@@ -22,9 +22,11 @@ study: .venv/.ready ## set up, measure this machine (GPU or CPU) and draw the re
 	@code=0; $(py) -m latency_lab study || code=$$?; \
 	if [ $$code -le 1 ]; then $(py) -m latency_lab report || exit $$?; fi; exit $$code
 
-sweep: .venv/.ready ## measure one study: make sweep STUDY=notebooks/studies/NAME.yaml
-	@test -n "$(STUDY)" || { echo "sweep: name a study: make sweep STUDY=notebooks/studies/NAME.yaml" >&2; exit 2; }
+sweep: named-study .venv/.ready ## measure one study: make sweep STUDY=notebooks/studies/NAME.yaml
 	$(py) -m latency_lab sweep "$(STUDY)"
+
+named-study:
+	@test -n "$(STUDY)" || { echo "sweep: name a study: make sweep STUDY=notebooks/studies/NAME.yaml" >&2; exit 2; }
 
 report: .venv/.ready ## draw figures and HTML pages from data/ (no vLLM, no measuring)
 	$(py) -m latency_lab report

@@ -91,9 +91,7 @@ def pins(name: str) -> dict[str, str]:
 def declared(*extras: str) -> dict[str, Requirement]:
     """pyproject.toml's requirements by package: the base ones and those of the extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = project["dependencies"] + [
-        one for extra in extras for one in project["optional-dependencies"][extra]
-    ]
+    lines = project["dependencies"] + [one for extra in extras for one in project["optional-dependencies"][extra]]
     return {canonicalize_name(one.name): one for one in map(Requirement, lines)}
 
 
@@ -111,9 +109,7 @@ def test_the_lock_lies_within_the_declared_ranges(lock: str, extra: str) -> None
     pinned = pins(lock)
     for name, requirement in declared(extra, "test").items():
         assert name in pinned, f"{lock} lacks {name}"
-        assert requirement.specifier.contains(pinned[name]), (
-            f"{lock}: {name} {pinned[name]}, not {requirement}"
-        )
+        assert requirement.specifier.contains(pinned[name]), f"{lock}: {name} {pinned[name]}, not {requirement}"
 
 
 def test_locks_pin_exactly_and_name_no_other_source() -> None:
