@@ -151,7 +151,7 @@ def load_study(path: Path, arguments: EngineArguments | None = None) -> Study:
     settings = expand_settings(fields)
     problems += setting_problems(file, settings)
     problems += workload_problems(file, fields, settings)
-    if problems:
+    if problems or file.problems:
         raise file.error(problems)
     return Study(
         path=path,
@@ -188,6 +188,6 @@ def _cell_s(plan: CellPlan, stream_tokens_per_s: float, peak_tokens_per_s: float
         outputs += requests * output
         prompts += requests * prompt
     most = plan.setting.args.get("max_num_seqs")
-    running = min(in_flight, most) if isinstance(most, int) else in_flight
+    running = max(1, min(in_flight, most)) if isinstance(most, int) else in_flight
     busy_s = outputs / min(running * stream_tokens_per_s, peak_tokens_per_s) + prompts / prefill_tokens_per_s
     return min(max(span_s, busy_s), plan.point.timeout_s)

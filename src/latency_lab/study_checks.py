@@ -46,7 +46,7 @@ def read_arguments(file: StudyFile, arguments: EngineArguments | None) -> tuple[
             holder[key], wrong = arguments.check(name, holder[key])
             if wrong and not (lenient and name in arguments.arguments):
                 problems.append(file.problem(where, wrong))
-    return StudyFile(file.path, values, file.lines), problems
+    return replace(file, values=values), problems
 
 
 def setting_problems(file: StudyFile, settings: list[Setting]) -> list[Problem]:

@@ -38,11 +38,12 @@ class Lines:
 
 @dataclass
 class StudyFile:
-    """A study's values, and the means to say where a problem with one of them is."""
+    """A study's values, what is wrong with them as YAML, and the means to say where a problem with one of them is."""
 
     path: Path
     values: dict[str, Any]
     lines: Lines
+    problems: list[Problem]
 
     def problem(self, loc: Loc, text: str) -> Problem:
         """A problem with the value at `loc`; parts of it that the file does not have are passed over."""
@@ -54,8 +55,10 @@ class StudyFile:
         return Problem(at.line, "".join(known).lstrip(".") or "study", text)
 
     def error(self, problems: Iterable[Problem]) -> StudyError:
-        """The problems as one error, in the order of their lines, each once."""
-        ordered = sorted(set(problems), key=lambda problem: (problem.line, problem.key))
+        """The problems and the file's own as one error, in the order of their lines, each once."""
+        known = {(problem.line, problem.key) for problem in self.problems}
+        found = {problem for problem in problems if (problem.line, problem.key) not in known}
+        ordered = sorted(found.union(self.problems), key=lambda problem: (problem.line, problem.key))
         return StudyError(f"{self.path}:{p.line}: {p.key}: {p.text}" for p in ordered)
 
 
@@ -78,9 +81,10 @@ def read(path: Path) -> StudyFile:
         raise StudyError([f"{path}:1: byte {error.start}: not text; allowed: YAML in UTF-8"]) from None
     except OSError as error:
         raise StudyError([f"{path}: {error.strerror or error}; allowed: the path of a study's YAML file"]) from None
-    loader = _Loader(text)
     try:
-        root = loader.get_single_node()
+        root = _Loader(text).get_single_node()
+    except RecursionError:
+        raise StudyError([f"{path}:1: not a study: nested too deeply; allowed: a few levels"]) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
@@ -94,11 +98,7 @@ def read(path: Path) -> StudyFile:
     if not isinstance(root, yaml.MappingNode):
         raise StudyError([f"{path}:{lines.line}: not a mapping; allowed: `name: value` lines such as `model:`"])
     reader = _Reader()
-    values = reader.value(root, lines, ())
-    file = StudyFile(path, values, lines)
-    if reader.problems:
-        raise file.error(reader.problems)
-    return file
+    return StudyFile(path, reader.value(root, lines, ()), lines, reader.problems)
 
 
 def show(value: Any) -> str:
@@ -108,7 +108,7 @@ def show(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return f".{value}".replace("-", "") if math.isnan(value) or math.isinf(value) else f"{value:g}"
+        return f"{value:g}" if math.isfinite(value) else f"{value}".replace("inf", ".inf").replace("nan", ".nan")
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -162,6 +162,8 @@ class _Reader:
             return self._scalar(node, lines, loc)
         if id(node) in self.open:
             return self._wrong(lines.line, loc, "refers to itself; allowed: an alias to something that is complete")
+        if node.tag not in ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"):
+            self._wrong(lines.line, loc, f"the tag {node.tag} is not known; allowed: plain YAML values")
         self.open.add(id(node))
         found = self._mapping(node, lines, loc) if isinstance(node, yaml.MappingNode) else self._list(node, lines, loc)
         self.open.discard(id(node))
@@ -223,7 +225,7 @@ class _Reader:
         except (ValueError, KeyError):
             return self._wrong(lines.line, loc, f"{text!r} is not a {kind}; allowed: a value that its tag fits")
         if math.isnan(number):
-            return self._wrong(lines.line, loc, "NaN is not a number; allowed: a number")
+            self._wrong(lines.line, loc, "NaN is not a number; allowed: a number")
         return number
 
     def _wrong(self, line: int, loc: Loc, text: str) -> None:

@@ -16,17 +16,31 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainValidator,
-    TypeAdapter,
     ValidationError,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from latency_lab.study_file import Problem, StudyFile, allowed, show
-from latency_lab.vllm_args import WORDS
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
-SLO_KEY = re.compile(r"(ttft|tpot|itl|e2e)_(mean|max|p\d\d?)_s")
+from latency_lab.study_values import (
+    Count,
+    CountFromZero,
+    Environment,
+    Flag,
+    Free,
+    FromZero,
+    Name,
+    Positive,
+    Priority,
+    Rate,
+    Sigma,
+    Slo,
+    Text,
+    listed,
+    mapping,
+    named_mapping,
+    wrong,
+    wrong_at,
+)
 
 
 class Unknown:
@@ -48,131 +62,6 @@ class Strict(BaseModel):
             return data
         names = list(cls.model_fields)
         return {key: value if key in names else Unknown(value, names) for key, value in data.items()}
-
-
-def _wrong(text: str) -> PydanticCustomError:
-    return PydanticCustomError("study", "{text}", {"text": text})
-
-
-def _wrong_at(key: Any, text: str) -> ValidationError:
-    """The same for one key (or position) of the value that is being checked."""
-    details = InitErrorDetails(type=_wrong(text), loc=(key,), input=None)
-    return ValidationError.from_exception_data("study", [details])
-
-
-def _number(low: float, *, above: bool = False, infinite: bool = False, whole: bool = False) -> Callable[[Any], Any]:
-    """A validator of numbers from `low` on (`above`: greater than it) that reads `inf` as YAML's `.inf`."""
-    kind = "a whole number" if whole else "a number"
-    bound = f"{'above' if above else 'from'} {low:g}{' on' * (not above)}"
-    ending = f"; allowed: {kind} {bound}{', or inf' if infinite else ''}"
-
-    def check(value: Any) -> Any:
-        number = value
-        if isinstance(value, str) and value.lower().lstrip("+-") in ("inf", "infinity", "nan"):
-            number = float(value)
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            raise _wrong(f"{show(value)} is not {kind}{ending}")
-        if math.isnan(number) or (math.isinf(number) and not infinite):
-            raise _wrong(f"{show(number)} is not finite{ending}")
-        if whole and not float(number).is_integer():
-            raise _wrong(f"{show(value)} is not whole{ending}")
-        if number < low or (above and number == low):
-            raise _wrong(f"{show(value)} is too small{ending}")
-        return int(number) if whole else float(number)
-
-    return check
-
-
-def _flag(value: Any) -> bool:
-    word = value.lower() if isinstance(value, str) else value
-    if isinstance(word, bool):
-        return word
-    if word in WORDS:
-        return WORDS[word]
-    raise _wrong(f"{show(value)} is neither true nor false; allowed: true, false, on, off")
-
-
-def _listed(value: Any) -> Any:
-    """One value as a list of one."""
-    values = value if isinstance(value, list) else [value]
-    if not values:
-        raise _wrong("the list is empty; allowed: one value, or a list of at least one")
-    for i, item in enumerate(values):
-        if any(item == other and isinstance(item, bool) == isinstance(other, bool) for other in values[:i]):
-            raise _wrong_at(i, f"{show(item)} is given twice; allowed: each value once")
-    return values
-
-
-def _name(value: Any) -> str:
-    if isinstance(value, str) and NAME.fullmatch(value):
-        return value
-    raise _wrong(f"{show(value)} is no name; allowed: letters, digits, and _ . + - after the first")
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, str) and value.strip():
-        return value
-    raise _wrong(f"{show(value)} is not text; allowed: text (a number or true needs quotes)")
-
-
-def _mapping(value: Any) -> Any:
-    if isinstance(value, dict):
-        return value
-    raise _wrong(f"{show(value)} is not a mapping; allowed: `name: value` lines, or {{name: value}}")
-
-
-def _named(value: Any) -> Any:
-    """A mapping from names that we choose (workloads, settings, classes)."""
-    for key in _mapping(value):
-        if not NAME.fullmatch(key):
-            raise _wrong_at(key, f"{key!r} is no name; allowed: letters, digits, and _ . + - after the first")
-    if not value:
-        raise _wrong("is empty; allowed: at least one")
-    return value
-
-
-def _slo(value: Any) -> dict[str, float]:
-    for key in _mapping(value):
-        if not SLO_KEY.fullmatch(key):
-            raise _wrong_at(
-                key,
-                f"{key!r} is not a target; allowed: METRIC_STATISTIC_s, METRIC one of ttft, tpot, itl, e2e, "
-                "STATISTIC one of mean, max, p50, p95, ...",
-            )
-    return TypeAdapter(dict[str, Positive]).validate_python(value)
-
-
-def _environment(value: Any) -> dict[str, str]:
-    """Variables as in a shell: whole numbers without a point, booleans as vLLM's 1 and 0, null left out."""
-    found = {}
-    for key, item in _mapping(value).items():
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key):
-            raise _wrong_at(key, f"{key!r} is no environment variable; allowed: letters, digits and _")
-        if re.search(r"TOKEN$|SECRET|PASSWORD|API_KEY", key):
-            raise _wrong_at(
-                key, f"{key!r} looks like a secret, and records keep all of this; allowed: set it in your shell"
-            )
-        if isinstance(item, list | dict):
-            raise _wrong_at(key, f"{show(item)} is not one value; allowed: text or a number")
-        if isinstance(item, float) and item.is_integer():
-            item = int(item)
-        if item is not None:
-            found[key] = str(int(item)) if isinstance(item, bool) else str(item)
-    return found
-
-
-Count = Annotated[int, BeforeValidator(_number(1, whole=True))]
-CountFromZero = Annotated[int, BeforeValidator(_number(0, whole=True))]
-Priority = Annotated[int, BeforeValidator(_number(-(2**31), whole=True))]
-Positive = Annotated[float, BeforeValidator(_number(0, above=True))]
-FromZero = Annotated[float, BeforeValidator(_number(0))]
-Rate = Annotated[float, BeforeValidator(_number(0, above=True, infinite=True))]
-Flag = Annotated[bool, BeforeValidator(_flag)]
-Name = Annotated[str, BeforeValidator(_name)]
-Text = Annotated[str, BeforeValidator(_text)]
-Free = Annotated[dict[str, Any], BeforeValidator(_mapping)]
-Slo = Annotated[dict[str, float], PlainValidator(_slo)]
-Environment = Annotated[dict[str, str], PlainValidator(_environment)]
 
 
 # --- where the weights come from ----------------------------------------------------------------------------
@@ -215,7 +104,7 @@ class Closed(Strict):
     """`concurrency` clients, each of which sends its next request when its last has been answered."""
 
     kind: Literal["closed"]
-    concurrency: Annotated[tuple[Count, ...], BeforeValidator(_listed)]
+    concurrency: Annotated[tuple[Count, ...], BeforeValidator(listed)]
     requests_each: Count | None = None
     seconds: Positive | None = None
     start_s: FromZero = 0.0
@@ -223,7 +112,7 @@ class Closed(Strict):
     @model_validator(mode="after")
     def _ends(self) -> Closed:
         if (self.requests_each is None) == (self.seconds is None):
-            raise _wrong("how long it lasts is not clear; allowed: either requests_each or seconds")
+            raise wrong("how long it lasts is not clear; allowed: either requests_each or seconds")
         return self
 
 
@@ -231,7 +120,7 @@ class Open(Strict):
     """Requests that arrive whether or not earlier ones have been answered."""
 
     kind: Literal["constant", "poisson"]
-    rate: Annotated[tuple[Rate, ...], BeforeValidator(_listed)]
+    rate: Annotated[tuple[Rate, ...], BeforeValidator(listed)]
     requests: Count | None = None
     seconds: Positive | None = None
     start_s: FromZero = 0.0
@@ -239,9 +128,9 @@ class Open(Strict):
     @model_validator(mode="after")
     def _ends(self) -> Open:
         if (self.requests is None) == (self.seconds is None):
-            raise _wrong("how long it lasts is not clear; allowed: either requests or seconds")
+            raise wrong("how long it lasts is not clear; allowed: either requests or seconds")
         if self.requests is None and any(map(math.isinf, self.rate)):
-            raise _wrong("an infinite rate for some seconds is infinitely many; allowed: requests beside rate: inf")
+            raise wrong("an infinite rate for some seconds is infinitely many; allowed: requests beside rate: inf")
         return self
 
 
@@ -249,14 +138,14 @@ class Gamma(Open):
     """Arrivals with gamma-distributed gaps; `burstiness` is their shape (1 is Poisson, less is burstier)."""
 
     kind: Literal["gamma"]  # type: ignore[assignment]
-    burstiness: Annotated[tuple[Positive, ...], BeforeValidator(_listed)]
+    burstiness: Annotated[tuple[Positive, ...], BeforeValidator(listed)]
 
 
 class Burst(Strict):
     """All requests at once."""
 
     kind: Literal["burst"]
-    requests: Annotated[tuple[Count, ...], BeforeValidator(_listed)]
+    requests: Annotated[tuple[Count, ...], BeforeValidator(listed)]
     start_s: FromZero = 0.0
 
 
@@ -267,14 +156,14 @@ class LogNormal(Strict):
     """Lengths whose logarithm is normal with `sigma`, cut to `min` and `max`; all but sigma in tokens."""
 
     median: Positive
-    sigma: FromZero
+    sigma: Sigma
     min: Count = 1
     max: Count
 
     @model_validator(mode="after")
     def _ordered(self) -> LogNormal:
         if not self.min <= self.median <= self.max:
-            raise _wrong(f"the median {self.median:g} is outside; allowed: from min {self.min} to max {self.max}")
+            raise wrong(f"the median {self.median:g} is outside; allowed: from min {self.min} to max {self.max}")
         return self
 
 
@@ -290,9 +179,9 @@ class Lengths(Strict):
         kinds = [name for name in type(self).model_fields if name in ("text", "tokens", "uniform", "lognormal")]
         given = [name for name in kinds if getattr(self, name) is not None]
         if len(given) != 1:
-            raise _wrong(f"{' and '.join(given) or 'none of them'} given; allowed: exactly one of {', '.join(kinds)}")
+            raise wrong(f"{' and '.join(given) or 'none of them'} given; allowed: exactly one of {', '.join(kinds)}")
         if self.uniform and self.uniform[0] > self.uniform[1]:
-            raise _wrong(f"uniform {list(self.uniform)} runs downwards; allowed: [least, most]")
+            raise wrong(f"uniform {list(self.uniform)} runs downwards; allowed: [least, most]")
         return self
 
     def bounds(self) -> tuple[int, int]:
@@ -325,11 +214,11 @@ class Prompt(Lengths):
     @model_validator(mode="after")
     def _fits(self) -> Prompt:
         if self.text is None and self.chat:
-            raise _wrong("chat: true is for text prompts; allowed: text beside it")
+            raise wrong("chat: true is for text prompts; allowed: text beside it")
         if self.text is None and not self.distinct:
-            raise _wrong("distinct: false is for text prompts; allowed: shared_prefix_tokens for random ones")
+            raise wrong("distinct: false is for text prompts; allowed: shared_prefix_tokens for random ones")
         if self.shared_prefix_tokens and self.shared_prefix_tokens >= self.bounds()[0]:
-            raise _wrong(
+            raise wrong(
                 f"shared_prefix_tokens {self.shared_prefix_tokens} leaves nothing of its own to a prompt of "
                 f"{self.bounds()[0] or 'some text'}; allowed: fewer tokens than the shortest random prompt"
             )
@@ -347,10 +236,10 @@ def _one_of(key: str, kinds: dict[str, type[T]]) -> Callable[[Any], T]:
     def choose(value: Any) -> T:
         if isinstance(value, Strict) and type(value) in kinds.values():
             return value  # type: ignore[return-value]
-        kind = _mapping(value).get(key)
-        if kind not in kinds:
+        kind = mapping(value).get(key)
+        if not isinstance(kind, str) or kind not in kinds:
             given = f"{show(kind)} is not known" if key in value else f"{key} is missing"
-            raise _wrong_at(key, f"{given}{allowed(list(kinds), kind)}")
+            raise wrong_at(key, f"{given}{allowed(list(kinds), kind)}")
         return kinds[kind].model_validate(value)
 
     return choose
@@ -384,7 +273,7 @@ class PlainWorkload(Traffic):
 class MixedWorkload(Strict):
     """Several classes of requests at the same time."""
 
-    classes: Annotated[dict[str, Traffic], BeforeValidator(_named)]
+    classes: Annotated[dict[str, Traffic], BeforeValidator(named_mapping)]
     slo: Slo | None = None
     settings: tuple[Text, ...] | None = None
     repeats: Count | None = None
@@ -392,7 +281,7 @@ class MixedWorkload(Strict):
 
 
 def _workload(value: Any) -> PlainWorkload | MixedWorkload:
-    kind = MixedWorkload if "classes" in _mapping(value) else PlainWorkload
+    kind = MixedWorkload if "classes" in mapping(value) else PlainWorkload
     return kind.model_validate(value)
 
 
@@ -407,8 +296,8 @@ class NamedSetting(Strict):
 class Settings(Strict):
     """Engine settings: the product of the axes, then the named ones."""
 
-    axes: Annotated[dict[str, Annotated[list[Any], BeforeValidator(_listed)]], BeforeValidator(_named)] = {}
-    named: Annotated[dict[str, NamedSetting], BeforeValidator(_named)] = {}
+    axes: Annotated[dict[str, Annotated[list[Any], BeforeValidator(listed)]], BeforeValidator(named_mapping)] = {}
+    named: Annotated[dict[str, NamedSetting], BeforeValidator(named_mapping)] = {}
 
 
 class StudyFields(Strict):
@@ -422,7 +311,7 @@ class StudyFields(Strict):
     settings: Settings = Settings()
     workloads: Annotated[
         dict[str, Annotated[PlainWorkload | MixedWorkload, PlainValidator(_workload)]],
-        BeforeValidator(_named),
+        BeforeValidator(named_mapping),
     ] = Field(min_length=1)
     repeats: Count = 3
     warmup: CountFromZero = 4

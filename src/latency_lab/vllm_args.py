@@ -92,6 +92,8 @@ class Argument:
         wrong = f"{show(value)} is not a value of {self.name}{self.expects(value)}"
         if value is None or value in ALSO_TEXT.get(self.name, ()):
             return value, None
+        if isinstance(value, float) and math.isnan(value):
+            return value, wrong
         whole = "int" in self.types or ("any" in self.types and "float" not in self.types)
         if isinstance(value, float) and value.is_integer() and (whole or int(value) in (self.choices or ())):
             return int(value), None
