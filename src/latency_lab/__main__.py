@@ -14,7 +14,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m latency_lab", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    study = commands.add_parser("study", help="measure the study that fits this machine, then write the report")
+    study = commands.add_parser("study", help="measure the study that fits this machine")
     study.add_argument("--force", action="store_true", help="measure again what has been measured")
 
     sweep = commands.add_parser("sweep", help="measure a study's settings, resuming where it was left")
@@ -49,14 +49,11 @@ def main(arguments: list[str] | None = None) -> int:
 def _study(options: argparse.Namespace) -> int:
     from latency_lab import machine
 
-    name = "gpu.yaml" if machine.has_gpu() else "cpu-smoke.yaml"
-    print(
-        f"{'an NVIDIA GPU' if machine.has_gpu() else 'no NVIDIA GPU'} here: {machine.device()}; study: notebooks/studies/{name}"
-    )
-    options.study, options.runs = ROOT / "notebooks" / "studies" / name, ROOT / "data" / "runs"
-    options.data, options.figures = ROOT / "data", ROOT / "figures"
-    code = _sweep(options)
-    return code if code == 130 else max(code, _report(options))
+    gpu = machine.has_gpu()
+    options.study = ROOT / "notebooks" / "studies" / ("gpu.yaml" if gpu else "cpu-smoke.yaml")
+    options.runs = ROOT / "data" / "runs"
+    print(f"{'an NVIDIA GPU' if gpu else 'no NVIDIA GPU'} here: {machine.device()}; study: {options.study.name}")
+    return _sweep(options)
 
 
 def _sweep(options: argparse.Namespace) -> int:

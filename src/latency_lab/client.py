@@ -1,8 +1,9 @@
 """Drive requests through a source of tokens and time every token as it arrives.
 
-The client is one coroutine a request on one event loop, in the process that also runs vLLM's front end. Its work between
-two tokens is a clock reading and three list appends; what that costs is measured in every cell (`client_us_per_token`,
-`client_share`), and so is the lateness of the event loop itself (`loop_lag_p99_s`), since a late loop stamps tokens late.
+The client is one coroutine a request on one event loop, in the process that also runs vLLM's front end. Its work
+between two tokens is a clock reading and three list appends; what that costs is measured in every cell
+(`client_us_per_token`, `client_share`), and so is the lateness of the event loop itself (`loop_lag_p99_s`), since a
+late loop stamps tokens late.
 
 All times come from `time.perf_counter`, counted from the cell's start. Latency counts from the scheduled arrival: of an
 open-loop request, its time in the arrival process; of a closed-loop request, the moment its predecessor ended.

@@ -12,6 +12,8 @@ import dataclasses
 import enum
 import logging
 import os
+import re
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
@@ -27,8 +29,8 @@ CPU_KV_CACHE_BYTES = 1 << 30
 """KV cache on a CPU unless the study says otherwise: vLLM's own default takes a share of one NUMA node's memory, which
 differs from start to start."""
 
-# Where VllmConfig keeps an engine argument under another name. Unlisted arguments are looked up by their own name in the
-# parts of VllmConfig, and where no part has them, they are as asked.
+# Where VllmConfig keeps an engine argument under another name. Unlisted arguments are looked up by their own name in
+# the parts of VllmConfig, and where no part has them, they are as asked.
 _RENAMED = {
     "kv_cache_dtype": ("cache_config", "cache_dtype"),
     "scheduling_policy": ("scheduler_config", "policy"),
@@ -47,6 +49,10 @@ _PARTS = (
     "structured_outputs_config",
     "observability_config",
 )
+
+
+# How pydantic wraps the reason that vLLM gives for refusing a configuration.
+_VALIDATION = re.compile(r"\d+ validation errors? for (\w+) (?:Value error|Assertion failed), (.*?)(?: \[type=.*)?$")
 
 
 class EngineError(Exception):
@@ -173,20 +179,22 @@ async def running(
     memory_before, load_before = machine.memory_used_bytes(), os.getloadavg()[0]
     with _environment({**_default_env(), **(env or {})}):
         began = time.perf_counter()
-        llm = None
-        try:
-            with _output_to(log):
-                if ended:
-                    print(f"ended before this engine started: {', '.join(ended)}", flush=True)
+        import vllm  # noqa: F401 - sets up its logging, which the next line then redirects
+
+        with _logging_to(log):
+            for name in ended:
+                logging.getLogger("vllm").warning("ended before this engine started: %s", name)
+            llm = None
+            try:
                 try:
-                    llm, stats = _start(args, model, seed)
+                    with _output_to(log):
+                        llm, stats = _start(args, model, seed)
                 except Exception as error:
                     raise EngineError(_reason(error, log)) from error
-            start_s = time.perf_counter() - began
-            facts = await _facts(llm, args, start_s, memory_before, load_before)
-            yield Engine(llm, stats, facts)
-        finally:
-            with _output_to(log):
+                start_s = time.perf_counter() - began
+                facts = await _facts(llm, args, start_s, memory_before, load_before)
+                yield Engine(llm, stats, facts)
+            finally:
                 await _stop(llm, before)
 
 
@@ -312,7 +320,8 @@ def _reason(error: BaseException, log: Path) -> str:
         named = [line for line in causes if line.split(":")[0].split(".")[-1].endswith(("Error", "Exception"))]
         if named:
             text = named[0]
-    return text[:1000]
+    refusal = _VALIDATION.match(text)
+    return (f"{refusal[1]}: {refusal[2]}" if refusal else text)[:1000]
 
 
 class _Stats:
@@ -378,23 +387,35 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _logging_to(log: Path) -> Iterator[None]:
+    """Send what vLLM logs in this process to a file for as long as the engine lives, keeping the notebook readable."""
+    logger = logging.getLogger("vllm")
+    saved = logger.handlers
+    handler = logging.FileHandler(log)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s"))
+    logger.handlers = [handler]
+    try:
+        yield
+    finally:
+        logger.handlers = saved
+        handler.close()
+
+
+@contextlib.contextmanager
 def _output_to(log: Path) -> Iterator[None]:
-    """Send what this process, its vLLM logger and the processes it starts print to a file, appending.
+    """Send to a file, appending, what this process writes to its descriptors 1 and 2.
 
-    Processes started inside keep writing there afterwards.
+    Processes started inside inherit them and keep writing there afterwards; in a notebook, `print` goes another way.
     """
-    import sys
-
     saved = os.dup(1), os.dup(2)
     sys.stdout.flush()
     sys.stderr.flush()
-    with log.open("a", buffering=1) as file:
+    with log.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-        try:
-            with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
-                yield
-        finally:
-            for target, source in zip((1, 2), saved, strict=True):
-                os.dup2(source, target)
-                os.close(source)
+    try:
+        yield
+    finally:
+        for target, source in zip((1, 2), saved, strict=True):
+            os.dup2(source, target)
+            os.close(source)

