@@ -35,7 +35,7 @@ from typing import Any, Literal
 from latency_lab.study_checks import read_arguments, setting_problems, workload_problems
 from latency_lab.study_file import StudyError, read
 from latency_lab.study_grid import Load, Point, Setting, TrafficClass, expand_points, expand_settings
-from latency_lab.study_schema import ModelSource, parse
+from latency_lab.study_schema import ModelSource, Speed, parse
 from latency_lab.vllm_args import EngineArguments
 
 __all__ = [
@@ -78,6 +78,7 @@ class Study:
     timeout_s: float
     start_timeout_s: float
     keep_token_ids: bool
+    speed: Speed
     claims: dict[str, Any]
     all_settings: tuple[Setting, ...] = field(repr=False)
     all_points: tuple[Point, ...] = field(repr=False)
@@ -108,22 +109,14 @@ class Study:
                 plans.append(CellPlan(setting, point, repeat, derive_seed(self.seed, point.id, repeat)))
         return plans
 
-    def estimate_s(
-        self,
-        start_s: float = 45.0,
-        stream_tokens_per_s: float = 25.0,
-        peak_tokens_per_s: float = 120.0,
-        prefill_tokens_per_s: float = 1000.0,
-    ) -> float:
-        """Roughly how long the whole study takes, in seconds; the defaults fit SmolLM2-135M on two CPU cores.
+    def estimate_s(self) -> float:
+        """Roughly how long the whole study takes, in seconds, at the speeds that it expects (`speed`).
 
-        Assumes that an engine starts in `start_s`, that tokens come at `stream_tokens_per_s` for each request
-        in flight up to `peak_tokens_per_s` for all, that prompts are read at `prefill_tokens_per_s` while no
-        tokens come, and that nothing fails.
+        Assumes that the tokens of a cell come at the speed of one stream for each request in flight up to the peak,
+        that none come while a prompt is read, and that nothing fails.
         """
-        speeds = (stream_tokens_per_s, peak_tokens_per_s, prefill_tokens_per_s)
         cells = [plan for setting in self.all_settings if setting.expect == "valid" for plan in self.cells(setting)]
-        return start_s * len(self.all_settings) + sum(_cell_s(plan, *speeds) for plan in cells)
+        return self.speed.start_s * len(self.all_settings) + sum(_cell_s(plan, self.speed) for plan in cells)
 
     def _ordered(self, items: Iterable[Any], *where: Any) -> list[Any]:
         found = list(items)
@@ -167,13 +160,14 @@ def load_study(path: Path, arguments: EngineArguments | None = None) -> Study:
         timeout_s=fields.timeout_s,
         start_timeout_s=fields.start_timeout_s,
         keep_token_ids=fields.keep_token_ids,
+        speed=fields.speed,
         claims=fields.claims,
         all_settings=tuple(settings),
         all_points=tuple(expand_points(fields)),
     )
 
 
-def _cell_s(plan: CellPlan, stream_tokens_per_s: float, peak_tokens_per_s: float, prefill_tokens_per_s: float) -> float:
+def _cell_s(plan: CellPlan, speed: Speed) -> float:
     """Roughly how long a cell takes: its arrivals, or the tokens that it moves where they take longer."""
     span_s, in_flight, outputs, prompts = 0.0, 0, 0.0, 0.0
     for traffic in plan.point.classes:
@@ -189,5 +183,6 @@ def _cell_s(plan: CellPlan, stream_tokens_per_s: float, peak_tokens_per_s: float
         prompts += requests * prompt
     most = plan.setting.args.get("max_num_seqs")
     running = max(1, min(in_flight, most)) if isinstance(most, int) else in_flight
-    busy_s = outputs / min(running * stream_tokens_per_s, peak_tokens_per_s) + prompts / prefill_tokens_per_s
+    tokens_per_s = min(running * speed.stream_tokens_per_s, speed.peak_tokens_per_s)
+    busy_s = outputs / tokens_per_s + prompts / speed.prefill_tokens_per_s
     return min(max(span_s, busy_s), plan.point.timeout_s)

@@ -300,6 +300,21 @@ class Settings(Strict):
     named: Annotated[dict[str, NamedSetting], BeforeValidator(named_mapping)] = {}
 
 
+class Speed(Strict):
+    """What the study's estimated time is based on; unless given, SmolLM2-135M on two CPU cores.
+
+    start_s : from asking for an engine until it is ready
+    stream_tokens_per_s : output of one request alone
+    peak_tokens_per_s : output of all requests together, however many
+    prefill_tokens_per_s : prompt tokens, while no output comes
+    """
+
+    start_s: Positive = 45.0
+    stream_tokens_per_s: Positive = 25.0
+    peak_tokens_per_s: Positive = 120.0
+    prefill_tokens_per_s: Positive = 1000.0
+
+
 class StudyFields(Strict):
     """The whole file."""
 
@@ -320,6 +335,7 @@ class StudyFields(Strict):
     timeout_s: Positive = 300.0
     start_timeout_s: Positive = 900.0
     keep_token_ids: Flag = False
+    speed: Speed = Speed()
     claims: Free = {}
 
 
