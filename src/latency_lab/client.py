@@ -98,7 +98,8 @@ async def drive(
     before all requests have ended, the latter as an error of each request left.
     """
     cell = _Cell(source, name, on_finish)
-    lag = asyncio.create_task(_watch_loop(lags := []))
+    lags: list[float] = []
+    lag = asyncio.create_task(_watch_loop(lags))
     cpu = time.process_time()
     tasks = [asyncio.create_task(cell.run(stream)) for stream in streams]
     try:

@@ -388,7 +388,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _logging_to(log: Path) -> Iterator[None]:
-    """Send what vLLM logs in this process to a file for as long as the engine lives, keeping the notebook readable."""
+    """Send what vLLM logs in this process to a file while the engine lives, keeping the notebook readable."""
     logger = logging.getLogger("vllm")
     saved = logger.handlers
     handler = logging.FileHandler(log)

@@ -186,7 +186,7 @@ class Job:
                 raise engine.EngineDied(f"in {plan.point.label}, repeat {plan.repeat}; see {self.log}")
 
     async def _warm_up(self, living: engine.Engine, vocabulary: models.Tokens, pending: list[CellPlan]) -> None:
-        """Requests of the first pending point, of a repeat that is never measured: no measured prompt is known after."""
+        """Requests of a pending point, of a repeat that is never measured: no measured prompt is known after."""
         plan = pending[0]
         seed = plan.seed ^ 0x5EED
         requests = [

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import nbformat
 import psutil
@@ -212,7 +213,7 @@ def _conclude(jobs: list[measure.Job], interrupted: bool) -> int:
     return 1 if bad else 0
 
 
-def _row(job: measure.Job, cell: str) -> dict[str, object] | None:
+def _row(job: measure.Job, cell: str) -> dict[str, Any] | None:
     try:
         return records.read_cell(job.folder, cell)
     except records.BadRecord:
