@@ -74,7 +74,7 @@ def _check(options: argparse.Namespace) -> int:
     for setting in study.settings_in_order():
         points = {plan.point.label: plan for plan in study.cells(setting)}
         print(f"{setting.label}: {len(study.cells(setting))} cells ({', '.join(points)})")
-    print(f"about {study.estimate_s() / 60:.0f} min on two CPU cores")
+    print(f"about {study.estimate_s() / 60:.0f} min at the speeds that the study assumes, if nothing fails")
     return 0
 
 

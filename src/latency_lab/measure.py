@@ -281,7 +281,7 @@ class Job:
         """Columns of `cells` that are the same for all cells of this job."""
         columns: dict[str, Any] = {
             **machine.provenance(),
-            "asked": json.dumps(self.setting.args, sort_keys=True),
+            "asked": json.dumps(self.setting.asked, sort_keys=True),
             "env": json.dumps(self.study.env, sort_keys=True),
             "model": self.model.name,
             "weights": self.model.weights,
