@@ -55,7 +55,7 @@ def request(**values: Any) -> dict[str, Any]:
 
 def frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """Rows of `requests` as `records.load` would return them."""
-    return records._to_pandas(records.table(rows, records.REQUESTS))
+    return records.to_pandas(records.table(rows, records.REQUESTS))
 
 
 def cell(**values: Any) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def cell(**values: Any) -> dict[str, Any]:
 
 def cells(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """Rows of `cells` as `records.load` would return them."""
-    return records._to_pandas(records.table(rows, records.CELLS))
+    return records.to_pandas(records.table(rows, records.CELLS))
 
 
 def write_study(
@@ -139,9 +139,7 @@ def write_study(
                         "load": load,
                         "concurrency": level,
                     }
-                    rows = (
-                        _mix(rng, budget, slots) if kind == "mix" else _closed(rng, budget, slots, level or 1)
-                    )
+                    rows = _mix(rng, budget, slots) if kind == "mix" else _closed(rng, budget, slots, level or 1)
                     if failures and budget == budgets[0] and slots == seqs[0] and level == max(concurrency):
                         rows[-1] |= {
                             "error": "timed out after 60 s",
@@ -157,9 +155,7 @@ def write_study(
                         }
                     ends = [row["last_token_s"] for row in rows if row["last_token_s"] is not None]
                     head = {"duration_s": max(ends), "started_at": started + timedelta(seconds=60 * number)}
-                    records.write_cell(
-                        folder / values["setting"], _cell(keys, head), [_row(keys, row) for row in rows]
-                    )
+                    records.write_cell(folder / values["setting"], _cell(keys, head), [_row(keys, row) for row in rows])
     if failures:
         keys = _setting(folder.name, 4, 32) | {
             "cell": "cell9999",
@@ -220,9 +216,7 @@ def _closed(rng: np.random.Generator, budget: int, slots: int, level: int) -> li
         step = 0.012 + 0.0012 * min(level, slots)
         prefill = 0.03 + 0.0004 * prompt * min(level, slots) ** 0.5 + 0.02 * max(1, 128 / budget)
         steps = rng.lognormal(np.log(step), 0.12, tokens - 1)
-        times = (
-            start - sent + 0.002 + prefill * rng.lognormal(0, 0.1) + np.concatenate([[0.0], np.cumsum(steps)])
-        )
+        times = start - sent + 0.002 + prefill * rng.lognormal(0, 0.1) + np.concatenate([[0.0], np.cumsum(steps)])
         rows.append(_timed(i, sent, times, "chat", prompt, start - sent, prefill))
         free[slot] = arrived[client] = sent + times[-1]
     return rows

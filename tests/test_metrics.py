@@ -104,9 +104,7 @@ def test_no_token_no_rate():
 
 def chats(latencies, repeat=0, **values):
     return [
-        synthetic.request(
-            request=i, repeat=repeat, cell=f"cell{repeat}", token_times_s=[t, t + 0.1], **values
-        )
+        synthetic.request(request=i, repeat=repeat, cell=f"cell{repeat}", token_times_s=[t, t + 0.1], **values)
         for i, t in enumerate(latencies)
     ]
 
@@ -187,9 +185,7 @@ def test_a_draw_of_repeats_draws_their_requests():
 def test_bins_hardly_move_percentiles():
     rng = np.random.default_rng(2)
     samples = [rng.lognormal(size=2000) for _ in range(20)]
-    binned = bootstrap.percentiles(
-        *bootstrap.pool(samples, np.ones((1, 20), np.float32)), metrics.PERCENTILES
-    )[0]
+    binned = bootstrap.percentiles(*bootstrap.pool(samples, np.ones((1, 20), np.float32)), metrics.PERCENTILES)[0]
     exact = np.percentile(np.concatenate(samples), metrics.PERCENTILES)
     assert binned[:-1] == pytest.approx(exact, rel=0.02)
 
@@ -197,9 +193,7 @@ def test_bins_hardly_move_percentiles():
 def test_verdicts_give_reasons():
     rows = [
         synthetic.cell(cell="good", workload="w1", requests=20),
-        synthetic.cell(
-            cell="slow client", workload="w2", client_share=0.08, loop_lag_p99_s=0.05, requests=120
-        ),
+        synthetic.cell(cell="slow client", workload="w2", client_share=0.08, loop_lag_p99_s=0.05, requests=120),
         synthetic.cell(cell="failures", workload="w3", requests_failed=2),
         synthetic.cell(cell="few", workload="w4", requests=3),
         synthetic.cell(cell="dead", workload="w5", status="failed", error="engine died", requests=0),
@@ -210,7 +204,7 @@ def test_verdicts_give_reasons():
     assert "client took 8% of the time, over 5%" in table.loc["slow client", "reasons"]
     assert "50 ms late (p99), over 10 ms" in table.loc["slow client", "reasons"]
     assert table.loc["failures", "reasons"] == "2 of 20 requests failed"
-    assert table.loc["few", "reasons"] == "only 3 requests, a median needs 5; lasted 0.20 s, under 1 s"
+    assert table.loc["few", "reasons"] == "only 3 requests in all repeats, a median needs 5; lasted 0.20 s, under 1 s"
     assert table.loc["dead", "reasons"] == "failed: engine died"
     assert table["percentile_max"].tolist() == [95, 99, 95, 0, 0]
 

@@ -34,8 +34,8 @@ _HEAT = (
 
 
 def family(workload: str) -> str:
-    """The workload without its load level: 'chat c=8' and 'chat c=20' are both 'chat'."""
-    return re.sub(r"[\s,]+[A-Za-z_]+=[-+.\w]+(?:/s)?$", "", workload)
+    """The workload without its load level: 'chat c=8' is 'chat', 'chat rate=2/s b=0.5' is 'chat b=0.5'."""
+    return re.sub(r"\s*\b(?:c|n|rate)=\S+", "", workload)
 
 
 def families(summary: pd.DataFrame) -> list[str]:
@@ -128,8 +128,8 @@ def distributions(requests: pd.DataFrame, context: Context, workload: str | None
                 panels.ecdf(ax, data[data["metric"] == metric], group, context)
             row[0].set_ylabel("share at or below")
             if len(groups) > 1:
-                key = panels.legend(group, context, marker=False)
-                row[1].legend(*key, loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=2.6, frameon=False)
+                beside = panels.legend(group, context, marker=False)
+                row[1].legend(*beside, loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=2.6, frameon=False)
         axes[-1, 0].set_xlabel("TTFT of a request (s, log)")
         axes[-1, 1].set_xlabel("ITL of a token (ms, log)")
         key = panels.legend(settings, context, marker=False) if len(groups) == 1 else ((), ())
@@ -248,8 +248,8 @@ def ttft_split(requests: pd.DataFrame, context: Context) -> Drawn:
 
 
 def _level(points: pd.DataFrame) -> pd.Series:
-    """The number that a family varies: concurrency, else rate, else the last number in the label."""
-    in_label = points["workload"].str.extract(r"([\d.]+)\D*$")[0].astype(float)
+    """The number that a family varies: concurrency, else rate, else what the label says."""
+    in_label = points["workload"].str.extract(r"\b(?:c|n|rate)=([\d.]+|inf)")[0].astype(float)
     level = pd.to_numeric(points["concurrency"]).astype("Float64").astype(float)
     if "rate_per_s" in points:
         level = level.fillna(points["rate_per_s"].astype(float))

@@ -79,9 +79,7 @@ def gaps(requests: pd.DataFrame) -> pd.DataFrame:
     `row` is the request's position in `requests`. Requests without token times, and non-streaming ones, have
     no rows.
     """
-    times, counts = (
-        [_array(value) for value in requests[name]] for name in ("token_times_s", "token_counts")
-    )
+    times, counts = ([_array(value) for value in requests[name]] for name in ("token_times_s", "token_counts"))
     streamed = requests["streaming"].to_numpy(bool)
     lengths = np.array([len(t) if s else 0 for t, s in zip(times, streamed, strict=True)], dtype=int)
     row = np.repeat(np.arange(len(lengths)), lengths)
@@ -175,11 +173,11 @@ def summary(requests: pd.DataFrame, draws: int = 1000, seed: int = 0, level: flo
             row |= _latency_row(name, group, [itl_s[s] for s in spans], drawn.requests, level)
         row |= _rate_row(cells, drawn.cells, level)
         out.append(row)
-    return (
-        pd.DataFrame(out).sort_values(POINT, key=natural, ignore_index=True)
-        if out
-        else pd.DataFrame(columns=POINT)
-    )
+    if not out:
+        stats = [f"{name}_{stat}_s" for name in LATENCIES for stat in [*(f"p{p}" for p in PERCENTILES), "mean"]]
+        ends = [f"{name}{end}" for name in [*stats, *RATES] for end in ("", "_low", "_high")]
+        return pd.DataFrame(columns=[*POINT, *_VALUES, "n", "failed", *ends])
+    return pd.DataFrame(out).sort_values(POINT, key=natural, ignore_index=True)
 
 
 def ttft_parts(requests: pd.DataFrame) -> pd.DataFrame:
@@ -208,7 +206,7 @@ def verdicts(cells: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
     pooled = cells.groupby(["setting", "workload"])["requests"].transform("sum")
     rows = []
     for cell, n_pooled in zip(cells.to_dict("records"), pooled, strict=True):
-        reasons = _reasons(cell, span.get(cell["cell"], np.nan))
+        reasons = _reasons(cell, int(n_pooled), span.get(cell["cell"], np.nan))
         rows.append(
             {
                 **{
@@ -230,9 +228,7 @@ def verdicts(cells: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
         )
     names = ["setting", "workload", "repeat"]
     return (
-        pd.DataFrame(rows).sort_values(names, key=natural, ignore_index=True)
-        if rows
-        else pd.DataFrame(columns=names)
+        pd.DataFrame(rows).sort_values(names, key=natural, ignore_index=True) if rows else pd.DataFrame(columns=names)
     )
 
 
@@ -358,7 +354,7 @@ def _rate_row(cells: pd.DataFrame, weights: np.ndarray, level: float) -> dict[st
     return out
 
 
-def _reasons(cell: dict[Hashable, Any], span_s: float) -> list[str]:
+def _reasons(cell: dict[Hashable, Any], pooled: int, span_s: float) -> list[str]:
     """Sentences that say why a cell is not a valid measurement; none where it is."""
     if cell["status"] != "done":
         return [f"{cell['status']}: {cell['error']}" if pd.notna(cell["error"]) else str(cell["status"])]
@@ -369,8 +365,8 @@ def _reasons(cell: dict[Hashable, Any], span_s: float) -> list[str]:
     )
     if failed > 0:
         reasons.append(f"{failed:.0f} of {asked:.0f} requests failed")
-    if asked < NEEDED[50]:
-        reasons.append(f"only {asked:.0f} requests, a median needs {NEEDED[50]}")
+    if pooled < NEEDED[50]:
+        reasons.append(f"only {pooled:.0f} requests in all repeats, a median needs {NEEDED[50]}")
     if span_s < DURATION_MIN_S:
         reasons.append(f"lasted {span_s:.2f} s, under {DURATION_MIN_S:.0f} s")
     if share > CLIENT_SHARE_MAX:

@@ -155,15 +155,11 @@ def save(drawn: Drawn, name: str, folder: Path) -> list[Path]:
             path.unlink(missing_ok=True)
         return []
     folder.mkdir(parents=True, exist_ok=True)
-    _write(paths[0], png(drawn.figure))
+    # without a date or a version inside, so that an unchanged figure is an unchanged file
+    _write(paths[0], _bytes(drawn.figure, "png", {"Software": None}))
     _write(paths[1], _bytes(drawn.figure, "svg", {"Date": None, "Creator": None}))
     records.write_text(drawn.data.to_csv(index=False, float_format="%.6g"), paths[2])
     return paths
-
-
-def png(made: Figure) -> bytes:
-    """The figure as PNG at DPI dots an inch, without a date or a version in it."""
-    return _bytes(made, "png", {"Software": None})
 
 
 def show(drawn: Drawn, name: str, folder: Path) -> Any:
@@ -172,13 +168,14 @@ def show(drawn: Drawn, name: str, folder: Path) -> Any:
     """
     from IPython.display import HTML
 
-    save(drawn, name, folder)
+    paths = save(drawn, name, folder)
     if drawn.figure is None:
         return HTML(f'<p class="absent">Not drawn: {html.escape(drawn.reason)}</p>')
-    data = base64.b64encode(png(drawn.figure)).decode()
+    data = base64.b64encode(paths[0].read_bytes()).decode()
     width = round(drawn.figure.get_figwidth() * 100)
     alt = html.escape(drawn.alt, quote=True)
-    return HTML(f'<img class="figure" src="data:image/png;base64,{data}" alt="{alt}" width="{width}">')
+    image = f'<img class="figure" src="data:image/png;base64,{data}" alt="{alt}" width="{width}">'
+    return HTML(f'<div class="picture" tabindex="0">{image}</div>')
 
 
 def _bytes(made: Figure, kind: str, metadata: dict[str, None]) -> bytes:

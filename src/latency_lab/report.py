@@ -1,0 +1,181 @@
+"""From records to pages: analysis.ipynb runs once a study and becomes one self-contained HTML file; an index
+links them.
+
+Nothing here needs vLLM, and no page fetches anything when it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from latency_lab import ROOT, records, tables
+
+NOTEBOOK = ROOT / "notebooks" / "analysis.ipynb"
+TEMPLATES = Path(__file__).parent / "templates"
+
+MEASURED = "measured here"
+REFERENCE = "reference"
+
+
+@dataclass
+class Page:
+    """One study's page: the folder of its records, whether they were measured here, and how rendering it
+    went.
+    """
+
+    records: Path
+    source: str
+    file: str
+    figures: Path
+    facts: dict[str, str] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def study(self) -> str:
+        """The study's name: its folder's."""
+        return self.records.name
+
+
+def build(data_root: Path, figures_root: Path, out: Path) -> Path | None:
+    """Draw all figures and pages of the studies in data_root/runs and data_root/reference.
+
+    A study that was measured here and has a reference gets two pages. Figures of a reference go to
+    figures_root/<study>, of runs to figures_root/build/<study>, pages and index.html to `out`, where pages of
+    studies that no longer exist are removed. A study that cannot be rendered does not keep others from it:
+    the index shows its error. Returns the index, or None where there was nothing to render or a study could
+    not be.
+    """
+    began = time.monotonic()
+    pages = _pages(data_root, figures_root)
+    out.mkdir(parents=True, exist_ok=True)
+    for page in pages:
+        start = time.monotonic()
+        try:
+            page.facts = tables.facts(records.load(page.records))
+            records.write_text(_render(page), out / page.file)
+        except Exception as error:  # whatever it is, other studies are still worth reading
+            page.error = _one_line(error)
+            (out / page.file).unlink(missing_ok=True)
+        outcome = f"failed: {page.error}" if page.error else f"{out / page.file}"
+        print(f"{page.study} ({page.source}), {time.monotonic() - start:.0f} s: {outcome}", flush=True)
+    for stale in set(out.glob("*.html")) - {out / page.file for page in pages}:
+        stale.unlink()
+    index = out / "index.html"
+    records.write_text(_index(pages), index)
+    if not pages:
+        print(f"no records in {data_root / 'runs'} or {data_root / 'reference'}: `make study` measures this machine")
+        return None
+    print(f"report: {index} ({time.monotonic() - began:.0f} s)")
+    return None if any(page.error for page in pages) else index
+
+
+def execute(page_records: Path, figures: Path) -> str:
+    """Run analysis.ipynb on one study and return the executed notebook's JSON. Raises what papermill raises.
+
+    The kernel is this very interpreter, whatever kernels the user has installed.
+    """
+    import papermill
+
+    logging.getLogger("papermill").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory(prefix="latency-lab-report-") as folder, _own_kernel(Path(folder)):
+        target = Path(folder) / "analysis.ipynb"
+        papermill.execute_notebook(
+            str(NOTEBOOK),
+            str(target),
+            parameters={"records": _relative(page_records), "figures": _relative(figures)},
+            kernel_name="python3",
+            progress_bar=False,
+            log_output=False,
+            cwd=str(ROOT),
+        )
+        return target.read_text()
+
+
+def to_html(notebook: str, title: str, source: str) -> str:
+    """An executed notebook as a page of its own."""
+    import nbformat
+    from nbconvert import HTMLExporter
+
+    exporter = HTMLExporter(template_name="study", extra_template_basedirs=[str(TEMPLATES)])
+    page = {"title": title, "source": source}
+    body, _ = exporter.from_notebook_node(nbformat.reads(notebook, as_version=4), {"page": page})
+    return str(body)
+
+
+def _pages(data_root: Path, figures_root: Path) -> list[Page]:
+    measured = [
+        Page(path, MEASURED, f"{path.name}.html", figures_root / "build" / path.name)
+        for path in records.studies(data_root / "runs")
+    ]
+    names = {page.study for page in measured}
+    return measured + [
+        Page(path, REFERENCE, f"{path.name}{'-reference' * (path.name in names)}.html", figures_root / path.name)
+        for path in records.studies(data_root / "reference")
+    ]
+
+
+def _render(page: Page) -> str:
+    return to_html(execute(page.records, page.figures), f"{page.study}: vLLM latency", f"{page.study}, {page.source}")
+
+
+def _index(pages: list[Page]) -> str:
+    import jinja2
+
+    loader = jinja2.FileSystemLoader(TEMPLATES)
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    css = jinja2.filters.Markup((TEMPLATES / "study" / "page.css").read_text())
+    return environment.get_template("studies.html.j2").render(pages=pages, css=css)
+
+
+@contextmanager
+def _own_kernel(folder: Path) -> Iterator[None]:
+    """A kernel `python3` that is this interpreter, found before any other; no history or start-up files of
+    the user.
+    """
+    spec = folder / "kernels" / "python3"
+    spec.mkdir(parents=True)
+    command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--log-level=ERROR"]
+    (spec / "kernel.json").write_text(json.dumps({"argv": command, "display_name": "Python 3", "language": "python"}))
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    wanted = {
+        "JUPYTER_PATH": str(folder),
+        "IPYTHONDIR": str(folder / "ipython"),
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _relative(path: Path) -> str:
+    """As a notebook's parameter: from the project's folder where it is inside, so that pages are the same
+    everywhere.
+    """
+    path = path.resolve()
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
+def _one_line(error: Exception) -> str:
+    """An exception as one line; of a notebook's failure the error in the cell, not papermill's frame around
+    it.
+    """
+    name, value = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
+    return re.sub(r"\s+", " ", f"{name}: {value}").strip()[:500]
