@@ -35,7 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
     pack.add_argument("source", type=Path, help="e.g. data/runs/cpu-smoke")
     pack.add_argument("target", type=Path, help="e.g. data/reference/cpu-smoke")
 
-    commands.add_parser("verify", help="recompute every number in README.md from the data it comes from")
+    verify = commands.add_parser("verify", help="recompute every number of README.md's findings from data/reference/")
+    verify.add_argument("--write", action="store_true", help="write the recomputed findings into README.md")
+
     commands.add_parser("bench", help="measure what this study's own tools cost")
 
     options = parser.parse_args(arguments)
@@ -63,14 +65,14 @@ def _sweep(options: argparse.Namespace) -> int:
     arguments = vllm_args.installed()
     if arguments is None:
         raise sweep.SweepError("vLLM is not installed in this environment: run `make setup`")
-    return sweep.run(load_study(options.study, arguments), options.runs.resolve(), options.force)
+    return sweep.run(load_study(options.study.resolve(), arguments), options.runs.resolve(), options.force)
 
 
 def _check(options: argparse.Namespace) -> int:
     from latency_lab import vllm_args
     from latency_lab.study import load_study
 
-    study = load_study(options.study, vllm_args.installed())
+    study = load_study(options.study.resolve(), vllm_args.installed())
     for setting in study.settings_in_order():
         points = {plan.point.label: plan for plan in study.cells(setting)}
         print(f"{setting.label}: {len(study.cells(setting))} cells ({', '.join(points)})")
@@ -94,10 +96,10 @@ def _pack(options: argparse.Namespace) -> int:
     return 0
 
 
-def _verify(_: argparse.Namespace) -> int:
+def _verify(options: argparse.Namespace) -> int:
     from latency_lab import prose
 
-    return prose.verify(ROOT / "README.md")
+    return prose.verify(ROOT / "README.md", ROOT / "data", options.write)
 
 
 def _bench(_: argparse.Namespace) -> int:

@@ -209,7 +209,7 @@ def log_tail(log: Path, lines: int = 30, width: int = 400) -> str | None:
 def _default_env() -> dict[str, str]:
     """Environment that every engine gets unless the study or the user sets it otherwise."""
     # A kernel has threads and sockets of its own, which a forked engine would inherit in an unknown state.
-    defaults = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1"}
+    defaults = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1", "NO_COLOR": "1"}
     if not machine.has_gpu():
         # vLLM keeps one core for itself and so halves a 2-core machine.
         defaults |= {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}
