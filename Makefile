@@ -39,7 +39,7 @@ lint: .venv/.ready ## check style (ruff) and types (mypy)
 	$(py) -m ruff format --check src tests notebooks
 	$(py) -m mypy
 
-verify: .venv/.ready ## check on a real engine that chunking loses no token and neighbours change no output
+verify: .venv/.ready ## recompute the numbers in README.md from data/reference and compare
 	$(py) -m latency_lab verify
 
 bench: .venv/.ready ## measure the client itself: its own cost for each token
