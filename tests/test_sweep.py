@@ -105,7 +105,6 @@ def test_cells_say_how_they_were_measured(swept):
     done = cells[cells["status"] == "done"]
     assert done["weights"].eq("real").all() and done["model"].eq("SmolLM2-135M-Instruct").all()
     assert done.groupby("setting")["max_num_batched_tokens"].first().to_dict() == {"small": 128, "large": 512}
-    assert done["weight_bytes"].between(500e6, 700e6).all()
     assert done["kv_cache_tokens"].gt(5000).all()
     assert done["client_share"].between(0, 0.05).all()
     assert done["resolved_id"].nunique() == 2
