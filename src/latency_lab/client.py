@@ -56,9 +56,13 @@ class Timing:
 
 @dataclass
 class Run:
-    """What `drive` returns: all requests in order of their number, and the client's own cost."""
+    """What `drive` returns: all requests in order of their number, and the client's own cost.
+
+    `zero_s` is the reading of time.perf_counter at the cell's time 0.
+    """
 
     timings: list[Timing]
+    zero_s: float
     duration_s: float
     timed_out: bool
     client_s: float
@@ -118,6 +122,7 @@ async def drive(
         cell.never_sent(stream, timeout_s)
     return Run(
         timings=sorted(cell.timings, key=lambda timing: timing.request.index),
+        zero_s=cell.zero,
         duration_s=duration_s,
         timed_out=bool(pending),
         client_s=cell.own_s,

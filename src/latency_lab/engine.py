@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from latency_lab import machine, processes
+from latency_lab import trace as tracing
 from latency_lab.models import Model
 from latency_lab.records import SETTING_VALUES, digest
 
@@ -96,12 +97,13 @@ class EngineFacts:
 class Engine:
     """A living engine. Use `running` to get one."""
 
-    def __init__(self, llm: Any, stats: _Stats, facts: EngineFacts) -> None:
+    def __init__(self, llm: Any, stats: _Stats, facts: EngineFacts, tracer: tracing.Tracer) -> None:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         self.llm = llm
         self.facts = facts
+        self.tracer = tracer
         self._stats = stats
         self._params = SamplingParams
         self._delta = RequestOutputKind.DELTA
@@ -160,6 +162,7 @@ async def running(
     ledger: Path,
     env: Mapping[str, str] | None = None,
     seed: int = 0,
+    trace: bool = False,
 ) -> AsyncIterator[Engine]:
     """Start an engine for one setting and stop it on leaving the block, whatever happened in it.
 
@@ -169,6 +172,7 @@ async def running(
     log : file that takes what the engine's processes print.
     ledger : folder of the processes' ledger; engines left behind by dead owners named there are ended first.
     env : environment variables for this engine, put back afterwards.
+    trace : record scheduler steps where this vLLM lets us; `Engine.tracer` begins and ends it, and says why not.
 
     Raises EngineError where the engine does not start.
     """
@@ -177,7 +181,7 @@ async def running(
     processes.register(ledger)
     before = set(processes.children())
     memory_before, load_before = machine.memory_used_bytes(), os.getloadavg()[0]
-    with _environment({**_default_env(), **(env or {})}):
+    with tracing.offered(trace) as tracer, _environment({**_default_env(), **(env or {}), **tracer.env}):
         began = time.perf_counter()
         import vllm  # noqa: F401 - sets up its logging, which the next line then redirects
 
@@ -188,12 +192,12 @@ async def running(
             try:
                 try:
                     with _output_to(log):
-                        llm, stats = _start(args, model, seed)
+                        llm, stats = _start(args, model, seed, tracer)
                 except Exception as error:
                     raise EngineError(_reason(error, log)) from error
                 start_s = time.perf_counter() - began
                 facts = await _facts(llm, args, start_s, memory_before, load_before)
-                yield Engine(llm, stats, facts)
+                yield Engine(llm, stats, facts, tracer)
             finally:
                 await _stop(llm, before)
 
@@ -216,12 +220,12 @@ def _default_env() -> dict[str, str]:
     return {name: value for name, value in defaults.items() if name not in os.environ}
 
 
-def _start(args: Mapping[str, Any], model: Model, seed: int) -> tuple[Any, _Stats]:
+def _start(args: Mapping[str, Any], model: Model, seed: int, tracer: tracing.Tracer) -> tuple[Any, _Stats]:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     stats = _Stats()
-    asked = {"seed": seed, **model.engine_args, **args}
+    asked = {"seed": seed, **model.engine_args, **args, **tracer.engine_args(args)}
     if not machine.has_gpu():
         asked.setdefault("distributed_executor_backend", "uni")
         if "gpu_memory_utilization" not in asked:
@@ -241,6 +245,10 @@ async def _facts(
 ) -> EngineFacts:
     cache = llm.vllm_config.cache_config
     resolved = resolve(llm.vllm_config, args)
+    # A traced scheduler decides as vLLM's own does: neither the seed nor tracing makes it another configuration.
+    identity = {name: value for name, value in resolved.items() if name != "seed"}
+    if identity.get("scheduler_cls") == tracing.SCHEDULER:
+        identity["scheduler_cls"] = None
     blocks = cache.num_gpu_blocks
     try:
         weights = await asyncio.wait_for(llm.collective_rpc("latency_lab_weight_bytes"), timeout=60)
@@ -250,7 +258,7 @@ async def _facts(
     return EngineFacts(
         engine_start_s=start_s,
         resolved=resolved,
-        resolved_id=digest({name: value for name, value in resolved.items() if name not in ("seed",)}),
+        resolved_id=digest(identity),
         kv_cache_blocks=blocks,
         kv_cache_tokens=blocks * cache.block_size if blocks else None,
         weight_bytes=sum(weights) if weights else None,

@@ -69,6 +69,7 @@ class Job:
         """Id of a cell: equal only where setting, workload point, repeat, seed and what is kept are equal."""
         return records.digest(
             [self.id, plan.point.id, plan.repeat, plan.seed, self.study.warmup, self.study.keep_token_ids]
+            + (["trace"] if self.study.trace else [])
         )
 
     def finished(self) -> dict[str, dict[str, Any]]:
@@ -161,6 +162,7 @@ class Job:
             ledger=self.runs,
             env=self.study.env,
             seed=self.study.seed,
+            trace=self.study.trace,
         )
 
     async def _measure(
@@ -168,6 +170,8 @@ class Job:
     ) -> None:
         from tqdm.auto import tqdm
 
+        if self.study.trace and living.tracer.note:
+            print(f"scheduler steps are not recorded: {living.tracer.note}")
         vocabulary = models.Tokens(self.model)
         await self._warm_up(living, vocabulary, pending)
         bar = tqdm(pending, unit="cell", desc=self.setting.label)
@@ -205,10 +209,13 @@ class Job:
         cell = self.cell_id(plan)
         streams = load.streams(plan.point, plan.repeat, plan.seed, vocabulary)
         living.reset_stats()
+        await living.tracer.begin()
         started_at = datetime.datetime.now(datetime.UTC)
         with machine.Monitor() as monitor:
             run = await client.drive(living, streams, name=cell, timeout_s=plan.point.timeout_s)
         stats = await living.request_stats(sum(timing.error is None for timing in run.timings))
+        keys = self._keys(plan)
+        steps = await living.tracer.end(run.zero_s, keys)
         failed = [timing.error for timing in run.timings if timing.error]
         status, error = "done", None
         if living.dead:
@@ -223,11 +230,12 @@ class Job:
                 "failed",
                 f"all {len(failed)} requests failed: {failed[0] if failed else 'none was due'}",
             )
-        common = {**self._keys(plan), **living.facts.setting_values}
+        common = {**keys, **living.facts.setting_values}
         row = {
             **common,
             **self._facts(living.facts),
             **run.columns,
+            **steps.columns,
             **monitor.columns(),
             "status": status,
             "error": error,
@@ -237,7 +245,7 @@ class Job:
             "kv_cache_usage_max": living.kv_cache_usage_max,
         }
         requests = client.rows(run, self.study.keep_token_ids, stats, {**common, "via": "engine", "streaming": True})
-        records.write_cell(self.folder, row, requests)
+        records.write_cell(self.folder, row, requests, steps.table)
         self.rows.append({**row, "_requests": requests})
 
     def _give_up(self, plans: list[CellPlan], status: str, error: str, facts: engine.EngineFacts | None = None) -> None:

@@ -6,11 +6,12 @@ for each request that was due, failed or not. Every time in `requests` is in sec
 
 On disk a study is a folder in one of two forms, and `load` reads both:
 
-- running:   <study>/<setting folder>/<cell>.requests.parquet and <cell>.cell.parquet, written in this order;
-- packed:    <study>/requests.parquet and <study>/cells.parquet, one row group a cell (`pack` makes it).
+- running:   <study>/<setting folder>/<cell>.steps.parquet (where the scheduler was traced), <cell>.requests.parquet and
+             <cell>.cell.parquet, written in this order;
+- packed:    <study>/steps.parquet, requests.parquet and cells.parquet, one row group a cell (`pack` makes it).
 
-The cell's row holds the SHA-256 of its requests file: it is the marker that the cell has finished, and `read_cell`
-believes it only where the digest and the number of rows agree.
+The cell's row holds the SHA-256 of its other files: it is the marker that the cell has finished, and `read_cell`
+believes it only where the digests agree.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,36 @@ REQUESTS = pa.schema(
     ]
 )
 
+STEPS = pa.schema(
+    KEYS
+    + [
+        _field("engine", pa.int16(), "which scheduler: 0, or from 0 on under data parallelism", required=True),
+        _field("step", pa.int32(), "0-based number in the cell of a step that held work", required=True),
+        _field("start_s", pa.float64(), "when the scheduler began to choose; before the cell's time 0: warm-up"),
+        _field(
+            "end_s",
+            pa.float64(),
+            "when the step's tokens were back in the scheduler. With async scheduling the next step starts before "
+            "that: steps overlap, and what one costs is the time from its predecessor's end to its own",
+        ),
+        _field("requests", pa.list_(pa.int32()), "numbers of the requests in the step; -1: not one of the cell's"),
+        _field("tokens", pa.list_(pa.int32()), "tokens scheduled, of each request; the rest of a step's lists follow"),
+        _field("computed", pa.list_(pa.int32()), "tokens of the request computed (or cached) before the step"),
+        _field(
+            "prefill", pa.list_(pa.int32()), "of `tokens`, those of the prompt that are computed for the first time"
+        ),
+        _field(
+            "recomputed",
+            pa.list_(pa.int32()),
+            "of `tokens`, those computed before, and lost to a preemption; what neither holds is decode",
+        ),
+        _field("waiting", pa.int32(), "requests that wait after the step was scheduled"),
+        _field("running", pa.int32(), "requests that run after the step was scheduled, whether or not it holds them"),
+        _field("preempted", pa.int32(), "requests preempted while the step was scheduled"),
+        _field("kv_cache_usage", pa.float32(), "share of the KV cache's blocks in use after scheduling, 0 to 1"),
+    ]
+)
+
 CELLS = pa.schema(
     KEYS
     + SETTING_VALUES
@@ -139,6 +171,10 @@ CELLS = pa.schema(
             pa.string(),
             "digest of the requests file of this cell; null where there is none",
         ),
+        _field("steps", pa.int32(), "rows in the steps file; null where the scheduler was not traced"),
+        _field("steps_dropped", pa.int64(), "last steps of the cell that were not kept, for lack of memory"),
+        _field("steps_sha256", pa.string(), "digest of the steps file of this cell; null where there is none"),
+        _field("steps_note", pa.string(), "why there are no steps, or not all"),
         _field("started_at", pa.timestamp("us", tz="UTC"), "wall clock at the cell's time 0"),
         _field("duration_s", pa.float64(), "from time 0 to the last request's end"),
         _field("slo", pa.string(), "the workload's SLOs as JSON, where the study gives any"),
@@ -197,6 +233,11 @@ class Records:
     path: Path
     cells: pd.DataFrame
     requests: pd.DataFrame
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """Scheduler steps, read when first asked for: they can be many. Empty where none were recorded."""
+        return to_pandas(load_steps(self.path))
 
 
 class BadRecord(Exception):
@@ -264,13 +305,20 @@ class _replacing:
             self.temporary.unlink(missing_ok=True)
 
 
-def write_cell(folder: Path, cell: Mapping[str, Any], requests: Iterable[Mapping[str, Any]]) -> None:
-    """Write one finished cell: its requests first, then its row, which says that it has finished.
+def write_cell(
+    folder: Path, cell: Mapping[str, Any], requests: Iterable[Mapping[str, Any]], steps: pa.Table | None = None
+) -> None:
+    """Write one finished cell: its steps and requests first, then its row, which says that it has finished.
 
-    `requests`, `requests_failed`, `requests_sha256` and `schema_version` of the row are filled in here.
+    `requests`, `requests_failed`, `steps`, the digests and `schema_version` of the row are filled in here.
     """
     rows = list(requests)
     requests_file = folder / f"{cell['cell']}.requests.parquet"
+    steps_file = folder / f"{cell['cell']}.steps.parquet"
+    if steps is not None:
+        write_parquet(steps.cast(STEPS), steps_file)
+    else:
+        steps_file.unlink(missing_ok=True)
     if rows:
         write_parquet(table(rows, REQUESTS), requests_file)
     else:
@@ -281,6 +329,8 @@ def write_cell(folder: Path, cell: Mapping[str, Any], requests: Iterable[Mapping
         "requests": len(rows),
         "requests_failed": sum(1 for row in rows if row.get("error") is not None),
         "requests_sha256": file_sha256(requests_file) if rows else None,
+        "steps": None if steps is None else steps.num_rows,
+        "steps_sha256": None if steps is None else file_sha256(steps_file),
     }
     write_parquet(table([row], CELLS), folder / f"{cell['cell']}.cell.parquet")
 
@@ -294,12 +344,13 @@ def read_cell(folder: Path, cell: str) -> dict[str, Any] | None:
     if len(rows) != 1 or rows[0]["cell"] != cell:
         raise BadRecord(f"{path}: holds {len(rows)} rows or another cell, not the row of cell {cell}")
     row: dict[str, Any] = rows[0]
-    requests_file = folder / f"{cell}.requests.parquet"
-    if row["requests_sha256"] is not None:
-        if not requests_file.exists():
-            raise BadRecord(f"{requests_file}: missing, though the cell's row says that it was written")
-        if file_sha256(requests_file) != row["requests_sha256"]:
-            raise BadRecord(f"{requests_file}: its digest is not the one in {path.name}: truncated or replaced")
+    for kind in ("requests", "steps"):
+        file = folder / f"{cell}.{kind}.parquet"
+        if row[f"{kind}_sha256"] is not None:
+            if not file.exists():
+                raise BadRecord(f"{file}: missing, though the cell's row says that it was written")
+            if file_sha256(file) != row[f"{kind}_sha256"]:
+                raise BadRecord(f"{file}: its digest is not the one in {path.name}: truncated or replaced")
     return row
 
 
@@ -315,7 +366,7 @@ def load(folder: Path) -> Records:
 
     Raises BadRecord for a file that cannot be read, FileNotFoundError where the folder holds no records.
     """
-    cell_files, request_files = _files(folder)
+    cell_files, request_files = _files(folder, "requests")
     if not cell_files:
         raise FileNotFoundError(f"{folder}: no records here (expected cells.parquet, or folders with *.cell.parquet)")
     cells = pa.concat_tables([_read(path, CELLS) for path in cell_files])
@@ -323,41 +374,51 @@ def load(folder: Path) -> Records:
     return Records(folder, to_pandas(cells), to_pandas(requests))
 
 
+def load_steps(folder: Path) -> pa.Table:
+    """The steps of a study's folder as one table of STEPS, empty where none were recorded. Raises BadRecord."""
+    return pa.concat_tables([_read(path, STEPS) for path in _files(folder, "steps")[1]] or [STEPS.empty_table()])
+
+
 def studies(root: Path) -> list[Path]:
     """Folders directly below `root` that hold records, sorted by name."""
     if not root.is_dir():
         return []
-    return sorted(path for path in root.iterdir() if path.is_dir() and _files(path)[0])
+    return sorted(path for path in root.iterdir() if path.is_dir() and _files(path, "requests")[0])
 
 
 def pack(source: Path, target: Path) -> None:
     """Bring a running study's folder into the packed form: cells in order of their start, one row group a cell."""
-    cell_files, request_files = _files(source)
+    cell_files, _ = _files(source, "requests")
     if not cell_files:
         raise FileNotFoundError(f"{source}: no records here")
     cells = pa.concat_tables([_read(path, CELLS) for path in cell_files]).sort_by(
         [("started_at", "ascending"), ("cell", "ascending")]
     )
-    by_name = {path.name.split(".")[0]: path for path in request_files}
     target.mkdir(parents=True, exist_ok=True)
-    with (
-        _replacing(target / "requests.parquet") as temporary,
-        pq.ParquetWriter(temporary, REQUESTS, compression="zstd") as writer,
-    ):
-        for cell in cells.column("cell").to_pylist():
-            if cell in by_name:
-                writer.write_table(_read(by_name[cell], REQUESTS))
+    for kind, schema in (("requests", REQUESTS), ("steps", STEPS)):
+        by_name = {path.name.split(".")[0]: path for path in _files(source, kind)[1]}
+        if kind == "steps" and not by_name:
+            (target / "steps.parquet").unlink(missing_ok=True)
+            continue
+        with (
+            _replacing(target / f"{kind}.parquet") as temporary,
+            pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
+        ):
+            for cell in cells.column("cell").to_pylist():
+                if cell in by_name:
+                    data = _read(by_name[cell], schema)
+                    writer.write_table(data, row_group_size=max(1, data.num_rows))
     write_parquet(cells, target / "cells.parquet")
 
 
-def _files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The cell files and the request files of a study's folder; request files without a finished cell are left out."""
+def _files(folder: Path, kind: str) -> tuple[list[Path], list[Path]]:
+    """The cell files of a study's folder, and the files of a `kind` (requests, steps) of cells that have finished."""
     if (folder / "cells.parquet").exists():
-        packed = folder / "requests.parquet"
+        packed = folder / f"{kind}.parquet"
         return [folder / "cells.parquet"], [packed] if packed.exists() else []
     cell_files = sorted(folder.glob("*/*.cell.parquet"))
-    request_files = [path.with_name(path.name.replace(".cell.", ".requests.")) for path in cell_files]
-    return cell_files, [path for path in request_files if path.exists()]
+    files = [path.with_name(path.name.replace(".cell.", f".{kind}.")) for path in cell_files]
+    return cell_files, [path for path in files if path.exists()]
 
 
 def _read(path: Path, schema: pa.Schema) -> pa.Table:

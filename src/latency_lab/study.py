@@ -78,6 +78,7 @@ class Study:
     timeout_s: float
     start_timeout_s: float
     keep_token_ids: bool
+    trace: bool
     speed: Speed
     claims: dict[str, Any]
     all_settings: tuple[Setting, ...] = field(repr=False)
@@ -160,6 +161,7 @@ def load_study(path: Path, arguments: EngineArguments | None = None) -> Study:
         timeout_s=fields.timeout_s,
         start_timeout_s=fields.start_timeout_s,
         keep_token_ids=fields.keep_token_ids,
+        trace=fields.trace,
         speed=fields.speed,
         claims=fields.claims,
         all_settings=tuple(settings),

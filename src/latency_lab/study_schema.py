@@ -316,7 +316,7 @@ class Speed(Strict):
 
 
 class StudyFields(Strict):
-    """The whole file."""
+    """The whole file. `trace`: record what each scheduler step held."""
 
     study: Name | None = None
     question: Text
@@ -335,6 +335,7 @@ class StudyFields(Strict):
     timeout_s: Positive = 300.0
     start_timeout_s: Positive = 900.0
     keep_token_ids: Flag = False
+    trace: Flag = True
     speed: Speed = Speed()
     claims: Free = {}
 
