@@ -192,13 +192,18 @@ def test_bins_hardly_move_percentiles():
 
 def test_verdicts_give_reasons():
     rows = [
-        synthetic.cell(cell="good", workload="w1", requests=20),
+        synthetic.cell(cell="good", workload="w1", loop_lag_p99_s=0.04),  # little beside 0.2 s a token
         synthetic.cell(cell="slow client", workload="w2", client_share=0.08, loop_lag_p99_s=0.05, requests=120),
         synthetic.cell(cell="failures", workload="w3", requests_failed=2),
         synthetic.cell(cell="few", workload="w4", requests=3),
         synthetic.cell(cell="dead", workload="w5", status="failed", error="engine died", requests=0),
     ]
-    requests = synthetic.frame([synthetic.request(cell="few", workload="w4", token_times_s=[0.1, 0.2])])
+    requests = synthetic.frame(
+        [
+            synthetic.request(cell="good", workload="w1", token_times_s=[1.0, 1.2]),
+            synthetic.request(cell="few", workload="w4", token_times_s=[0.1, 0.2]),
+        ]
+    )
     table = metrics.verdicts(synthetic.cells(rows), requests).set_index("cell")
     assert table["valid"].tolist() == [True, False, False, False, False]
     assert "client took 8% of the time, over 5%" in table.loc["slow client", "reasons"]

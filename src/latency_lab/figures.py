@@ -200,13 +200,13 @@ def stalls(requests: pd.DataFrame, context: Context) -> Drawn:
             own = data[data["setting"] == setting]
             panels.stalls(ax, own, context.looks[setting].colour)
             p99 = np.percentile(own["gap_ms"].dropna(), 99) if own["gap_ms"].notna().any() else np.nan
-            ax.set_title(f"{setting}: p99 gap {p99:.3g} ms")
+            ax.set_title(f"{setting}: p99 gap {panels.three(p99)} ms")
             ax.set_ylabel("gap (ms)")
         axes[0, 0].set_ylim(0, data["gap_ms"].max() * 1.12)
         axes[-1, 0].set_xlabel("time in the cell (s)")
         p99s = gaps.groupby("setting")["gap_s"].quantile(0.99) * 1e3
         what = "While long prompts arrive, the p99 gap of running streams is"
-        title = _spread_title(p99s, what, lambda ms: f"{ms:.3g} ms")
+        title = _spread_title(p99s, what, lambda ms: f"{panels.three(ms)} ms")
         note = f"{mixed['workload'].iloc[0]}, first repeat; long prompts of {prompts[long]:,.0f} tokens"
         dot = Line2D([], [], color="#444444", marker="o", ms=3, ls="")
         due = Line2D([], [], color="#222222", marker="v", ls=":", lw=1)

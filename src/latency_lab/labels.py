@@ -11,14 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-# Offsets in points from near to far; below first, as most points have their line above.
-_PLACES = [
-    (7 * reach * dx, 9 * reach * dy)
-    for reach in (1, 2, 3, 4, 6)
-    for dx, dy in ((-1, -1), (1, -1), (-1, 1), (1, 1), (0, -1), (0, 1), (-1, 0), (1, 0))
-]
-
-
+# Offsets in points, nearest first.
+_PLACES = sorted(
+    ((dx, dy) for dx in (-60, -30, -14, -7, 0, 7, 14, 30) for dy in range(-90, 91, 9) if dx or dy),
+    key=lambda place: abs(place[0]) + abs(place[1]),
+)
 _NEAR_PX = 8  # about half a marker at style.DPI
 
 
@@ -32,7 +29,7 @@ def ask(ax: Any, point: tuple[float, float], text: str, colour: str) -> None:
         fontsize=9,
         color=colour,
         zorder=6,
-        bbox={"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.85},
+        bbox={"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.75},
         arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.7, "shrinkA": 0, "shrinkB": 3},
     )
     label.set_gid("label")
@@ -59,12 +56,15 @@ def place(made: Figure, axes: Iterable[Any]) -> None:
                 box = Text.get_window_extent(label, renderer)  # the text alone, without its line
                 if not (inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1):
                     continue
-                cost = 3 * _covered(box, dots) + _covered(box, lines) + 100 * sum(map(box.overlaps, taken))
+                cost = (
+                    50 * _covered(box, dots)
+                    + _covered(box, lines)
+                    + 1000 * sum(map(box.overlaps, taken))
+                    + (abs(dx) + abs(dy)) / 4
+                )
                 if best is None or cost < best[0]:
                     best = (cost, dx, dy, label.get_ha(), label.get_va(), box)
-                if cost == 0:
-                    break
-            if best is None or best[0] >= 100:
+            if best is None or best[0] >= 1000:
                 label.remove()
                 continue
             _, dx, dy, ha, va, box = best

@@ -42,6 +42,9 @@ NEEDED = {50: 5, 90: 10, 95: 20, 99: 100}
 
 CLIENT_SHARE_MAX = 0.05
 LOOP_LAG_MAX_S = 0.010
+LOOP_LAG_MAX_SHARE = 0.25
+"""A timer in the client may be late by 10 ms, or by this share of the cell's mean TPOT where that is more."""
+
 DURATION_MIN_S = 1.0
 
 _VALUES = [field.name for field in records.SETTING_VALUES + records.WORKLOAD_VALUES]
@@ -203,10 +206,11 @@ def verdicts(cells: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
     even a median).
     """
     span = throughput(requests).set_index("cell")["span_s"]
+    tpot = latencies(requests).groupby("cell")["tpot_s"].mean()
     pooled = cells.groupby(["setting", "workload"])["requests"].transform("sum")
     rows = []
     for cell, n_pooled in zip(cells.to_dict("records"), pooled, strict=True):
-        reasons = _reasons(cell, int(n_pooled), span.get(cell["cell"], np.nan))
+        reasons = _reasons(cell, int(n_pooled), *(known.get(cell["cell"], np.nan) for known in (span, tpot)))
         rows.append(
             {
                 **{
@@ -354,7 +358,7 @@ def _rate_row(cells: pd.DataFrame, weights: np.ndarray, level: float) -> dict[st
     return out
 
 
-def _reasons(cell: dict[Hashable, Any], pooled: int, span_s: float) -> list[str]:
+def _reasons(cell: dict[Hashable, Any], pooled: int, span_s: float, tpot_s: float) -> list[str]:
     """Sentences that say why a cell is not a valid measurement; none where it is."""
     if cell["status"] != "done":
         return [f"{cell['status']}: {cell['error']}" if pd.notna(cell["error"]) else str(cell["status"])]
@@ -371,9 +375,10 @@ def _reasons(cell: dict[Hashable, Any], pooled: int, span_s: float) -> list[str]
         reasons.append(f"lasted {span_s:.2f} s, under {DURATION_MIN_S:.0f} s")
     if share > CLIENT_SHARE_MAX:
         reasons.append(f"the client took {share:.0%} of the time, over {CLIENT_SHARE_MAX:.0%}")
-    if lag_s > LOOP_LAG_MAX_S:
-        allowed = f"{LOOP_LAG_MAX_S * 1e3:.0f} ms"
-        reasons.append(f"the client's timer was {lag_s * 1e3:.0f} ms late (p99), over {allowed}")
+    allowed_s = np.nanmax([LOOP_LAG_MAX_S, LOOP_LAG_MAX_SHARE * tpot_s])
+    if lag_s > allowed_s:
+        late, allowed = f"{lag_s * 1e3:.0f} ms", f"{allowed_s * 1e3:.0f} ms"
+        reasons.append(f"the client's timer was {late} late (p99), over {allowed}")
     return reasons
 
 

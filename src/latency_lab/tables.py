@@ -67,11 +67,13 @@ def head(study: Records) -> Html:
 
 
 def settings(cells: pd.DataFrame) -> Html:
-    """One row a setting: the engine values that differ between settings, its start and its KV cache, and how
-    it went.
-    """
+    """One row a setting: the engine values that differ, its start, its KV cache, and how its cells went."""
     values = [field.name for field in records.SETTING_VALUES]
-    varied = [name for name in values if cells[name].nunique(dropna=False) > 1]
+    # What vLLM refused or what failed early has no resolved values; beside real ones null is a value (no
+    # quantization).
+    resolved = cells[cells["resolved_id"].notna()]
+    resolved = cells if resolved.empty else resolved
+    varied = [name for name in values if resolved[name].nunique(dropna=False) > 1]
     measured = {
         "engine start (s)": ("engine_start_s", 1.0, "{:.0f}"),
         "KV cache (tokens)": ("kv_cache_tokens", 1.0, "{:,.0f}"),
@@ -83,12 +85,11 @@ def settings(cells: pd.DataFrame) -> Html:
         own = cells[cells["setting"] == label]
         first = own.iloc[0]
         status = ", ".join(f"{n} {word}" for word, n in own["status"].value_counts(sort=False).items())
-        error = own["error"].dropna()
         row: list[Cell] = [(label, None), *(_plain(first[name]) for name in varied)]
         row += [_number(first[name] * factor, form) for name, factor, form in measured.values()]
-        rows.append([*row, (status + (f": {error.iloc[0]}" if len(error) else ""), None)])
+        rows.append([*row, (status, None)])
     names = ["setting", *varied, *measured, "cells"]
-    same = [f"{name} = {_plain(cells[name].iloc[0])[0]}" for name in values if name not in varied]
+    same = [f"{name} = {_plain(resolved[name].iloc[0])[0]}" for name in values if name not in varied]
     note = f"The same in all: {', '.join(text for text in same if not text.endswith('= -'))}."
     return Html(table(names, rows) + f'<p class="note">{_text(note)}</p>')
 
@@ -185,10 +186,9 @@ def _machine(cells: pd.DataFrame) -> str:
     gpus = cells["device_count"].dropna()
     many = f"{int(gpus.max())} x " if len(gpus) and gpus.max() > 1 else ""
     memory = cells["memory_bytes"].dropna()
-    host = f"{_distinct(cells['cpu_cores'])} cores" + (
-        f", {memory.max() / 2**30:.0f} GiB memory" if len(memory) else ""
-    )
-    return f"{device}, {host}" if device == cpu else f"{many}{device}; {cpu}, {host}"
+    cores = "" if "cores" in cpu else f", {_distinct(cells['cpu_cores'])} cores"
+    host = f"{cpu}{cores}" + (f", {memory.max() / 2**30:.0f} GiB memory" if len(memory) else "")
+    return host if device == cpu else f"{many}{device}; {host}"
 
 
 def _others(cells: pd.DataFrame) -> str:
