@@ -30,6 +30,9 @@ CPU_KV_CACHE_BYTES = 1 << 30
 """KV cache on a CPU unless the study says otherwise: vLLM's own default takes a share of one NUMA node's memory, which
 differs from start to start."""
 
+STOP_PATIENCE_S = 20.0
+"""An engine that has not ended by itself after this long is killed; on two cores it takes up to ten seconds."""
+
 # Where VllmConfig keeps an engine argument under another name. Unlisted arguments are looked up by their own name in
 # the parts of VllmConfig, and where no part has them, they are as asked.
 _RENAMED = {
@@ -68,8 +71,13 @@ class WorkerProbe:
     """Mixed into vLLM's worker class through its `worker_extension_cls` argument: answers questions from inside."""
 
     def latency_lab_weight_bytes(self) -> int:
-        """Bytes of distinct storages behind the parameters and buffers that this worker has loaded."""
+        """Bytes of distinct storages behind the parameters and buffers that this worker has loaded; 0 if unknown.
+
+        Unknown on a CPU, whose kernels repack most weights into memory of their own and empty the parameters.
+        """
         model = self.model_runner.model  # type: ignore[attr-defined]
+        if any(parameter.device.type == "cpu" for parameter in model.parameters()):
+            return 0
         tensors = [*model.parameters(), *model.buffers()]
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
         return sum(storages.values())
@@ -183,7 +191,7 @@ async def running(
     memory_before, load_before = machine.memory_used_bytes(), os.getloadavg()[0]
     with tracing.offered(trace) as tracer, _environment({**_default_env(), **(env or {}), **tracer.env}):
         began = time.perf_counter()
-        import vllm  # noqa: F401 - sets up its logging, which the next line then redirects
+        import vllm.logger  # noqa: F401 - sets up its logging, which the next line then redirects
 
         with _logging_to(log):
             for name in ended:
@@ -261,7 +269,7 @@ async def _facts(
         resolved_id=digest(identity),
         kv_cache_blocks=blocks,
         kv_cache_tokens=blocks * cache.block_size if blocks else None,
-        weight_bytes=sum(weights) if weights else None,
+        weight_bytes=sum(weights) or None if weights else None,
         memory_used_before_bytes=memory_before,
         cpu_load_before=load_before,
     )
@@ -313,9 +321,9 @@ async def _stop(llm: Any, before: set[psutil.Process]) -> None:
     started = [process for process in processes.children() if process not in before]
     if llm is not None:
         with contextlib.suppress(Exception):  # it may have died already; what counts is below
-            llm.shutdown()
+            llm.shutdown(timeout=STOP_PATIENCE_S)
         await asyncio.sleep(0)
-    if not processes.wait_gone(started, timeout_s=20):
+    if not processes.wait_gone(started, timeout_s=STOP_PATIENCE_S):
         processes.end(started)
 
 
@@ -346,8 +354,7 @@ class _Stats:
         if scheduler_stats is not None:
             self.kv_cache_usage_max = max(self.kv_cache_usage_max or 0.0, scheduler_stats.kv_cache_usage)
         for done in iteration_stats.finished_requests if iteration_stats is not None else ():
-            # vLLM adds '-' and eight random characters to the id that it was given.
-            self.finished[done.request_id.rsplit("-", 1)[0]] = {
+            self.finished[done.request_id] = {
                 "queue_s": _span(done.queued_time),
                 "prefill_s": _span(done.prefill_time),
                 "decode_s": _span(done.decode_time),
@@ -376,7 +383,7 @@ class _Stats:
 
 
 def _span(seconds: float) -> float | None:
-    """A request that ended before it was scheduled has no such span: vLLM's stamps are 0 then, and the span negative."""
+    """A request that ended before it was scheduled has no such span: its stamps are 0 and the span negative."""
     return seconds if seconds >= 0 else None
 
 

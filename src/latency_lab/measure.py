@@ -168,7 +168,7 @@ class Job:
     async def _measure(
         self, living: engine.Engine, pending: list[CellPlan], show: Callable[[pd.DataFrame], object]
     ) -> None:
-        from tqdm.auto import tqdm
+        from tqdm import tqdm  # as text: an executed notebook keeps no widgets
 
         if self.study.trace and living.tracer.note:
             print(f"scheduler steps are not recorded: {living.tracer.note}")

@@ -187,7 +187,11 @@ CELLS = pa.schema(
         _field("kv_cache_blocks", pa.int32(), "blocks in the KV cache"),
         _field("kv_cache_tokens", pa.int64(), "tokens that the KV cache holds"),
         _field("kv_cache_usage_max", pa.float64(), "largest share of the KV cache in use, 0 to 1"),
-        _field("weight_bytes", pa.int64(), "bytes of parameters and buffers that were loaded, over all workers"),
+        _field(
+            "weight_bytes",
+            pa.int64(),
+            "bytes of parameters and buffers that were loaded, over all workers; null on a CPU",
+        ),
         _field("model", pa.string(), "hub id, folder name or name of the published config"),
         _field("weights", pa.string(), "real or random"),
         _field("model_digest", pa.string(), "SHA-256 over the model's config and weight file digests or sizes"),
