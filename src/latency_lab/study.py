@@ -32,7 +32,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from latency_lab.study_checks import read_arguments, setting_problems, workload_problems
+from latency_lab.claim_rules import ClaimRules
+from latency_lab.study_checks import claim_problems, read_arguments, setting_problems, workload_problems
 from latency_lab.study_file import StudyError, read
 from latency_lab.study_grid import Load, Point, Setting, TrafficClass, expand_points, expand_settings
 from latency_lab.study_schema import ModelSource, Speed, parse
@@ -80,7 +81,7 @@ class Study:
     keep_token_ids: bool
     trace: bool
     speed: Speed
-    claims: dict[str, Any]
+    claims: dict[str, ClaimRules]
     all_settings: tuple[Setting, ...] = field(repr=False)
     all_points: tuple[Point, ...] = field(repr=False)
 
@@ -145,6 +146,7 @@ def load_study(path: Path, arguments: EngineArguments | None = None) -> Study:
     settings = expand_settings(fields)
     problems += setting_problems(file, settings)
     problems += workload_problems(file, fields, settings)
+    problems += claim_problems(file, fields, settings)
     if problems or file.problems:
         raise file.error(problems)
     return Study(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -98,6 +99,34 @@ def workload_problems(file: StudyFile, fields: StudyFields, settings: list[Setti
         if not any(point.runs_on(setting) for point in points):
             text = f"the setting {setting.label!r} has no workload; allowed: a workload that its label matches"
             problems.append(file.problem(_where(setting), text))
+    return problems
+
+
+def claim_problems(file: StudyFile, fields: StudyFields, settings: list[Setting]) -> list[Problem]:
+    """Rules of claims that name settings, workloads or classes which the study does not have."""
+    labels = [setting.label for setting in settings if setting.expect == "valid"]
+    points = {point.label: point for point in expand_points(fields)}
+    runs = {name: [s.label for s in settings if point.runs_on(s)] for name, point in points.items()}
+    problems = []
+    for claim, rules in fields.claims.items():
+        for i, rule in enumerate(rules.rules):
+            where: Loc = ("claims", claim, "rules", i)
+            asked = [("workload", name, list(points)) for name in rule.workload]
+            asked += [("setting", name, labels) for name in getattr(rule, "setting", ())]
+            asked += [("compare", name, labels) for pair in rule.compare for name in pair]
+            asked += [
+                ("of_class", rule.of_class, [traffic.name for traffic in points[name].classes])
+                for name in rule.workload
+                if rule.of_class and name in points
+            ]
+            for key, name, known in asked:
+                if name not in known:
+                    text = f"{show(name)} is not in this study{allowed(known, name)}"
+                    problems.append(file.problem((*where, key), text))
+            for name, label in itertools.product(rule.workload, itertools.chain(*rule.compare)):
+                if name in runs and label in labels and label not in runs[name]:
+                    text = f"{name!r} does not run on {label!r}{allowed(runs[name], label)}"
+                    problems.append(file.problem((*where, "compare"), text))
     return problems
 
 

@@ -10,16 +10,9 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationError, model_validator
 
+from latency_lab.claim_rules import Claims
 from latency_lab.study_file import Problem, StudyFile, allowed, show
 from latency_lab.study_values import (
     Count,
@@ -34,35 +27,15 @@ from latency_lab.study_values import (
     Rate,
     Sigma,
     Slo,
+    Strict,
     Text,
+    Unknown,
     listed,
     mapping,
     named_mapping,
     wrong,
     wrong_at,
 )
-
-
-class Unknown:
-    """Marks the value of a key that a mapping does not know, so that the error can name the known ones."""
-
-    def __init__(self, value: Any, known: list[str]) -> None:
-        self.value, self.known = value, known
-
-
-class Strict(BaseModel):
-    """A mapping without unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _mark_unknown_keys(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        names = list(cls.model_fields)
-        return {key: value if key in names else Unknown(value, names) for key, value in data.items()}
-
 
 # --- where the weights come from ----------------------------------------------------------------------------
 
@@ -337,7 +310,7 @@ class StudyFields(Strict):
     keep_token_ids: Flag = False
     trace: Flag = True
     speed: Speed = Speed()
-    claims: Free = {}
+    claims: Claims = {}
 
 
 def parse(file: StudyFile) -> tuple[StudyFields | None, list[Problem]]:

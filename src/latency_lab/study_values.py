@@ -1,4 +1,7 @@
-"""Single values of a study's file: numbers, names, texts. Where one is wrong, a sentence says what is allowed."""
+"""What a study's file is made of: mappings without unknown keys, numbers, names, texts.
+
+Where one is wrong, a sentence says what is allowed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,15 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PlainValidator, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from latency_lab.study_file import show
@@ -16,6 +27,27 @@ from latency_lab.vllm_args import WORDS
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 LARGEST = 2**31 - 1  # of the records' columns
 SLO_KEY = re.compile(r"(ttft|tpot|itl|e2e)_(mean|max|p\d\d?)_s")
+
+
+class Unknown:
+    """Marks the value of a key that a mapping does not know, so that the error can name the known ones."""
+
+    def __init__(self, value: Any, known: list[str]) -> None:
+        self.value, self.known = value, known
+
+
+class Strict(BaseModel):
+    """A mapping without unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mark_unknown_keys(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        names = list(cls.model_fields)
+        return {key: value if key in names else Unknown(value, names) for key, value in data.items()}
 
 
 def wrong(text: str) -> PydanticCustomError:
@@ -137,6 +169,8 @@ CountFromZero = Annotated[int, BeforeValidator(_number(0, whole=True))]
 Priority = Annotated[int, BeforeValidator(_number(-(2**31), whole=True))]
 Positive = Annotated[float, BeforeValidator(_number(0, above=True))]
 FromZero = Annotated[float, BeforeValidator(_number(0))]
+Level = Annotated[float, BeforeValidator(_number(0.5, 0.999))]
+Real = Annotated[float, BeforeValidator(_number(-LARGEST))]
 Sigma = Annotated[float, BeforeValidator(_number(0, 10))]
 Rate = Annotated[float, BeforeValidator(_number(0, above=True, infinite=True))]
 Flag = Annotated[bool, BeforeValidator(_flag)]

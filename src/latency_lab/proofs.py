@@ -1,0 +1,236 @@
+"""What scheduler steps and token ids prove, request by request. Tables in, tables out; each row says `ok` and why not.
+
+The proofs rest on positions, not on the recorder's own split: a step that computes `tokens` of a request after
+`computed` ones covers the positions from `computed` on. A prompt is whole where its steps cover its positions one after
+another, from the first that the prefix cache did not hold. A preempted request loses its KV cache and starts over: the
+positions that it covers again are recompute, allowed once a preemption has happened, and none may be left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+PLACE = ["cell", "engine", "step"]
+KEYS = ["setting", "workload", "cell", "repeat"]
+
+ARRIVAL_S = 0.05
+"""A request counts as waiting from this long after it was sent: it has to reach the engine's process first."""
+
+
+def scheduled(steps: pd.DataFrame) -> pd.DataFrame:
+    """One row a request in a step: `steps` with its lists taken apart, in the order in which vLLM scheduled them.
+
+    `position` is the request's place in the step. decode = tokens - prefill - recomputed.
+    """
+    lists = ["requests", "tokens", "computed", "prefill", "recomputed"]
+    width = steps["tokens"].map(len).to_numpy(int) if len(steps) else np.empty(0, int)
+    row = np.repeat(np.arange(len(steps)), width)
+    out = steps[[*KEYS, "engine", "step", "start_s", "end_s"]].take(row).reset_index(drop=True)
+    for name in lists:
+        values = [np.asarray(value, int) for value in steps[name]]
+        out[name] = np.concatenate(values) if values else np.empty(0, int)
+    out["position"] = np.arange(len(row)) - np.repeat(np.cumsum(width) - width, width)
+    out["decode"] = out["tokens"] - out["prefill"] - out["recomputed"]
+    return out.rename(columns={"requests": "request"})
+
+
+def per_step(steps: pd.DataFrame) -> pd.DataFrame:
+    """One row a step: tokens in all and by kind, requests, and took_s, what the step cost.
+
+    took_s counts from the later of its start and its predecessor's end, because with async scheduling a step is chosen
+    while the one before still runs; null where its end is not known.
+    """
+    parts = scheduled(steps)
+    sums = parts.groupby(PLACE, sort=False)[["tokens", "prefill", "recomputed", "decode"]].sum()
+    sums["requests"] = parts.groupby(PLACE, sort=False).size()
+    kept = [*KEYS, "engine", "step", "start_s", "end_s", "waiting", "running", "preempted", "kv_cache_usage"]
+    out = steps[kept].merge(sums.reset_index(), on=PLACE, how="left").sort_values(PLACE, ignore_index=True)
+    counts = ["tokens", "prefill", "recomputed", "decode", "requests"]
+    out[counts] = out[counts].fillna(0).astype(int)
+    before = out.groupby(["cell", "engine"])["end_s"].shift()
+    out["took_s"] = out["end_s"] - np.fmax(out["start_s"], before)
+    return out
+
+
+def prompts(steps: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
+    """Whether each completed request's prompt was computed whole: its positions covered one after another, none lost.
+
+    chunks : steps that computed some of the prompt for the first time; chunk_tokens are their sizes
+    recomputed_tokens, restarts : work done again after a preemption
+    alone : no step with a chunk held anything else; chunks_alone is then how many it must take, from the budget
+    """
+    by_request = dict(list(scheduled(steps).groupby(["cell", "request"], sort=False)))
+    counts = per_step(steps).set_index(PLACE)
+    preempting = set(counts.index[counts["preempted"].fillna(0) > 0])
+    done = requests[requests["error"].isna() & requests["cell"].isin(steps["cell"].unique())]
+    rows = []
+    for own in done.to_dict("records"):
+        key = (own["cell"], own["request"])
+        row = {str(name): value for name, value in own.items()}
+        rows.append(_prompt(row, by_request.get(key), counts["requests"], preempting))
+    return pd.DataFrame(rows, columns=_PROMPTS)
+
+
+def limits(steps: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
+    """Whether no step of a cell held more tokens than the budget, or more requests than max_num_seqs."""
+    most = per_step(steps).groupby("cell")[["tokens", "requests", "step"]].max()
+    columns = [*KEYS, "max_num_batched_tokens", "max_num_seqs"]
+    out = cells.loc[cells["cell"].isin(most.index), columns].reset_index(drop=True)
+    out["tokens_max"] = out["cell"].map(most["tokens"])
+    out["requests_max"] = out["cell"].map(most["requests"])
+    out["steps"] = out["cell"].map(most["step"]) + 1
+    over_budget = out["tokens_max"] > out["max_num_batched_tokens"].fillna(np.iinfo(np.int32).max)
+    over_seqs = out["requests_max"] > out["max_num_seqs"].fillna(np.iinfo(np.int32).max)
+    out["ok"] = ~(over_budget | over_seqs).astype(bool)
+    out["reason"] = [
+        "; ".join(
+            [f"a step held {int(row['tokens_max'])} tokens"] * bool(tokens)
+            + [f"a step held {int(row['requests_max'])} requests"] * bool(seqs)
+        )
+        for row, tokens, seqs in zip(out.to_dict("records"), over_budget, over_seqs, strict=True)
+    ]
+    return out
+
+
+def order(steps: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
+    """Whether the requests of each cell were first scheduled in the order in which their policy serves them.
+
+    That is the order of their sending under fcfs; under priority, the more urgent first among those that wait, and the
+    order of sending among equals. A request overtakes another where it is scheduled before it although it comes later
+    in that order. A more urgent request that was sent later is only overtaken by what was scheduled ARRIVAL_S or more
+    after. Requests that share a step are in order where vLLM put them so. One row a cell and engine; `waited`: requests
+    that were first scheduled after the first step, without which there is no order to see.
+    """
+    parts = scheduled(steps)
+    first = parts[parts["request"] >= 0].drop_duplicates(["cell", "request"])  # steps come in order
+    known = ["cell", "request", "priority", "sent_s", "scheduling_policy", "error"]
+    table = first.merge(requests[known], on=["cell", "request"])
+    rows = []
+    for (cell, engine), own in table[table["sent_s"].notna()].groupby(["cell", "engine"], sort=False):
+        by_priority = str(own["scheduling_policy"].iloc[0]) == "priority"
+        own = own.assign(rank=own["priority"].fillna(0).astype(int) if by_priority else 0)
+        own = own.sort_values(["rank", "sent_s", "request"], kind="stable")
+        overtaken = _overtaken(own)
+        reason = f"request {overtaken[0][1]} was scheduled before request {overtaken[0][0]}" if overtaken else ""
+        rows.append(
+            {
+                **{name: own[name].iloc[0] for name in ["setting", "workload", "repeat"]},
+                "cell": cell,
+                "engine": engine,
+                "policy": "priority" if by_priority else "fcfs",
+                "requests": len(own),
+                "waited": int((own["step"] > own["step"].min()).sum()),
+                "overtaken": len(overtaken),
+                "ok": not overtaken,
+                "reason": reason,
+            }
+        )
+    columns = ["setting", "workload", "repeat", "cell", "engine", "policy", "requests", "waited", "overtaken"]
+    return pd.DataFrame(rows, columns=[*columns, "ok", "reason"])
+
+
+def same_tokens(requests: pd.DataFrame, one: str, other: str) -> pd.DataFrame:
+    """Whether each request gave the same greedy output on two settings, which get the same requests by their seed.
+
+    One row a request that completed on both with its token ids kept. `same` first tokens are equal; where the outputs
+    part, gap_nats is how far apart the two best log probabilities were at that token, the larger of both sides: a gap
+    within rounding is a near-tie. Null where log probabilities were not kept.
+    """
+    known = requests[requests["error"].isna() & requests["token_ids"].notna()]
+    keys = ["workload", "workload_id", "repeat", "request"]
+    values = ["prompt_tokens", "token_ids", "logprob_gaps"]
+    left, right = ([*keys, "class_name", *values], [*keys, *values])
+    pairs = known.loc[known["setting"] == one, left].merge(known.loc[known["setting"] == other, right], on=keys)
+    rows = []
+    for pair in pairs.to_dict("records"):
+        mine, theirs = ([int(token) for token in pair[f"token_ids_{side}"]] for side in "xy")
+        same = sum(1 for _ in itertools.takewhile(lambda two: two[0] == two[1], zip(mine, theirs, strict=False)))
+        ok = len(mine) == len(theirs) == same and pair["prompt_tokens_x"] == pair["prompt_tokens_y"]
+        gaps = [_at(pair[f"logprob_gaps_{side}"], same) for side in "xy"]
+        gap = math.nan if ok or any(map(math.isnan, gaps)) else max(gaps)
+        reason = (
+            "" if ok else f"token {same} differs" + (f", where the best two are {gap:.2g} nats apart" * (gap == gap))
+        )
+        names = {"setting": one, "other": other, "class_name": pair["class_name"]}
+        counts = {"tokens": len(mine), "same": same, "gap_nats": gap, "ok": ok, "reason": reason}
+        rows.append(names | {name: pair[name] for name in ["workload", "repeat", "request"]} | counts)
+    columns = ["setting", "other", "class_name", "workload", "repeat", "request", "tokens", "same", "gap_nats"]
+    return pd.DataFrame(rows, columns=[*columns, "ok", "reason"])
+
+
+_PROMPTS = [*KEYS, "request", "class_name", "prompt_tokens", "cached_tokens", "chunks", "chunk_tokens"]
+_PROMPTS += ["prefill_tokens", "recomputed_tokens", "restarts", "alone", "chunks_alone", "ok", "reason"]
+
+
+def _prompt(
+    own: dict[str, Any], parts: pd.DataFrame | None, width: pd.Series, preempting: set[tuple[str, int, int]]
+) -> dict[str, Any]:
+    """One row of `prompts`: walks through the request's steps and keeps how far its positions have been covered."""
+    table = parts.to_dict("records") if parts is not None else []
+    prompt, first = int(own["prompt_tokens"]), int(table[0]["computed"]) if table else 0
+    reached, reached_now, before = first, first, -1
+    chunks: list[int] = []
+    restarts, recomputed, alone, reasons = 0, 0, True, []
+    if pd.notna(own["cached_tokens"]) and first > int(own["cached_tokens"]):
+        reasons.append(f"it starts at token {first}, and {int(own['cached_tokens'])} were cached")
+    for part in table:
+        start, tokens, engine, step = (int(part[name]) for name in ("computed", "tokens", "engine", "step"))
+        if start < min(reached_now, prompt):
+            restarts += 1
+            if not any((own["cell"], engine, at) in preempting for at in range(before + 1, step + 1)):
+                reasons.append(f"tokens from {start} on were computed again without a preemption")
+        elif reached_now < prompt and start > reached_now:
+            reasons.append(f"tokens {reached_now} to {min(start, prompt) - 1} were never scheduled")
+        fresh = max(0, min(start + tokens, prompt) - max(start, reached))
+        recomputed += max(0, min(start + tokens, reached) - start)
+        reached_now, before = start + tokens, step
+        reached = max(reached, reached_now)
+        if fresh:
+            chunks.append(fresh)
+            alone = alone and int(width[own["cell"], engine, step]) == 1
+    if not table:
+        reasons.append("no step holds it")
+    elif reached < prompt:
+        reasons.append(f"tokens {reached} to {prompt - 1} were never scheduled")
+    budget = own["max_num_batched_tokens"]
+    return {
+        **{name: own[name] for name in [*KEYS, "request", "class_name"]},
+        "prompt_tokens": prompt,
+        "cached_tokens": first,
+        "chunks": len(chunks),
+        "chunk_tokens": chunks,
+        "prefill_tokens": sum(chunks),
+        "recomputed_tokens": recomputed,
+        "restarts": restarts,
+        "alone": alone and bool(chunks),
+        "chunks_alone": None if pd.isna(budget) else math.ceil((prompt - first) / int(budget)),
+        "ok": not reasons,
+        "reason": reasons[0] if reasons else "",
+    }
+
+
+def _overtaken(own: pd.DataFrame) -> list[tuple[int, int]]:
+    """Pairs (overtaken, overtaker) of request numbers; `own` is in the order in which its policy serves."""
+    table = list(own[["request", "rank", "sent_s", "step", "position", "start_s"]].itertuples(index=False, name=None))
+    found = []
+    for i, (early, rank, sent_s, step, position, _) in enumerate(table):
+        for late, other_rank, other_sent_s, other_step, other_position, start_s in table[i + 1 :]:
+            if (other_step, other_position) >= (step, position):
+                continue
+            if rank < other_rank and sent_s > other_sent_s and start_s < sent_s + ARRIVAL_S:
+                continue  # the urgent one had not arrived yet
+            found.append((int(early), int(late)))
+    return found
+
+
+def _at(values: Sequence[float] | np.ndarray | None, position: int) -> float:
+    """The value at a position of a list that may be null or too short."""
+    if values is None or isinstance(values, float) or values is pd.NA or position >= len(values):
+        return math.nan
+    return float(values[position])
