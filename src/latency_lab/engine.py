@@ -115,6 +115,7 @@ class Engine:
         self._stats = stats
         self._params = SamplingParams
         self._delta = RequestOutputKind.DELTA
+        self._logprob_gaps: dict[str, list[float]] | None = None
 
     async def stream(
         self,
@@ -130,25 +131,39 @@ class Engine:
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        params = self._params(temperature=0.0, max_tokens=output_tokens, ignore_eos=ignore_eos, output_kind=self._delta)
+        gaps = None if self._logprob_gaps is None else self._logprob_gaps.setdefault(request_id, [])
+        params = self._params(
+            temperature=0.0,
+            max_tokens=output_tokens,
+            ignore_eos=ignore_eos,
+            output_kind=self._delta,
+            logprobs=None if gaps is None else 2,
+        )
         try:
             outputs = self.llm.generate({"prompt_token_ids": list(prompt)}, params, request_id, priority=priority or 0)
             async for output in outputs:
                 completion = output.outputs[0]
+                if gaps is not None:
+                    gaps.extend(_gap(candidates) for candidates in completion.logprobs or ())
                 yield list(completion.token_ids), completion.finish_reason
         except EngineDeadError as error:
             raise EngineDied(str(error) or "the engine has died") from error
 
-    def reset_stats(self) -> None:
-        """Forget what the engine has counted so far: called when a cell begins."""
+    def reset_stats(self, keep_logprobs: bool = False) -> None:
+        """Forget what the engine has counted so far: called when a cell begins. `keep_logprobs`: of its requests."""
         self._stats.clear()
+        self._logprob_gaps = {} if keep_logprobs else None
 
     async def request_stats(self, expected: int, patience_s: float = 2.0) -> dict[str, dict[str, Any]]:
         """Engine-side columns of `requests`, by request id; vLLM hands the last ones over just after the last token."""
         deadline = time.monotonic() + patience_s
         while len(self._stats.finished) < expected and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-        return dict(self._stats.finished)
+        gaps = self._logprob_gaps or {}
+        return {
+            name: {**columns, "logprob_gaps": gaps.get(name)} if gaps else columns
+            for name, columns in self._stats.finished.items()
+        }
 
     @property
     def kv_cache_usage_max(self) -> float | None:
@@ -380,6 +395,12 @@ class _Stats:
                 pass
 
         return Logger
+
+
+def _gap(candidates: Mapping[int, Any]) -> float:
+    """How far the best of a token's candidates is ahead of the second, in nats."""
+    best = sorted((candidate.logprob for candidate in candidates.values()), reverse=True)
+    return best[0] - best[1]
 
 
 def _span(seconds: float) -> float | None:

@@ -70,6 +70,7 @@ class Job:
         return records.digest(
             [self.id, plan.point.id, plan.repeat, plan.seed, self.study.warmup, self.study.keep_token_ids]
             + (["trace"] if self.study.trace else [])
+            + (["logprobs"] if plan.point.keep_logprobs else [])
         )
 
     def finished(self) -> dict[str, dict[str, Any]]:
@@ -208,7 +209,7 @@ class Job:
     async def _cell(self, living: engine.Engine, plan: CellPlan, vocabulary: models.Tokens) -> None:
         cell = self.cell_id(plan)
         streams = load.streams(plan.point, plan.repeat, plan.seed, vocabulary)
-        living.reset_stats()
+        living.reset_stats(keep_logprobs=plan.point.keep_logprobs)
         await living.tracer.begin()
         started_at = datetime.datetime.now(datetime.UTC)
         with machine.Monitor() as monitor:

@@ -116,6 +116,11 @@ REQUESTS = pa.schema(
         ),
         _field("token_counts", pa.list_(pa.int32()), "tokens in each chunk; sums to output_tokens"),
         _field("token_ids", pa.list_(pa.int32()), "the output's token ids, where the study asks to keep them"),
+        _field(
+            "logprob_gaps",
+            pa.list_(pa.float32()),
+            "nats between the two best log probabilities at each output token, where the workload asks to keep them",
+        ),
         _field("queue_s", pa.float64(), "engine's own: from queued to first scheduled"),
         _field("prefill_s", pa.float64(), "engine's own: from first scheduled to first token"),
         _field("decode_s", pa.float64(), "engine's own: from first token to last token"),

@@ -96,6 +96,7 @@ class Point:
     timeout_s: float
     repeats: int
     only_on: tuple[str, ...] | None
+    keep_logprobs: bool = False
 
     @property
     def id(self) -> str:
@@ -196,6 +197,7 @@ def expand_points(fields: StudyFields) -> list[Point]:
                     timeout_s=workload.timeout_s or fields.timeout_s,
                     repeats=workload.repeats or fields.repeats,
                     only_on=workload.settings,
+                    keep_logprobs=workload.keep_logprobs,
                 )
             )
     return points

@@ -235,12 +235,17 @@ class Traffic(Strict):
 
 
 class PlainWorkload(Traffic):
-    """A workload of one class. `settings`: globs of labels of the settings to run it on (default: all)."""
+    """A workload of one class.
+
+    settings : globs of labels of the settings to run it on (default: all)
+    keep_logprobs : keep the gap between the two best log probabilities at each token; takes the engine a little time
+    """
 
     slo: Slo | None = None
     settings: tuple[Text, ...] | None = None
     repeats: Count | None = None
     timeout_s: Positive | None = None
+    keep_logprobs: Flag = False
 
 
 class MixedWorkload(Strict):
@@ -251,6 +256,7 @@ class MixedWorkload(Strict):
     settings: tuple[Text, ...] | None = None
     repeats: Count | None = None
     timeout_s: Positive | None = None
+    keep_logprobs: Flag = False
 
 
 def _workload(value: Any) -> PlainWorkload | MixedWorkload:
