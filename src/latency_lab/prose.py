@@ -69,7 +69,11 @@ def _chat_table(table: pd.DataFrame) -> list[str]:
     head = ["setting (20 chats at once)", "TTFT p50", "TPOT p50", "E2E p50", "output tokens/s"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows.to_dict("records"):
-        values = [_span(row, "ttft_p50_s", 1e3, "ms"), _span(row, "tpot_p50_s", 1e3, "ms"), _span(row, "e2e_p50_s", 1, "s")]
+        values = [
+            _span(row, "ttft_p50_s", 1e3, "ms"),
+            _span(row, "tpot_p50_s", 1e3, "ms"),
+            _span(row, "e2e_p50_s", 1, "s"),
+        ]
         values.append(_span(row, "output_tokens_per_s", 1, ""))
         lines.append(f"| {row['setting']} | " + " | ".join(values) + " |")
     return lines
