@@ -173,6 +173,7 @@ def test_resuming_measures_only_what_is_not_done(swept):
 
 
 FAULTS = """
+question: What survives?
 model: {source: smollm2}
 engine: {dtype: float32, enforce_eager: true, max_model_len: 512, max_num_seqs: 4, enable_prefix_caching: false}
 settings:
@@ -196,11 +197,12 @@ def start_sweep(path, runs):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def wait_until(what, timeout_s=150):
+def wait_until(what, sweep, timeout_s=150):
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if found := what():
             return found
+        assert sweep.poll() is None, sweep.stdout.read()
         time.sleep(0.2)
     raise AssertionError(f"waited {timeout_s} s in vain")
 
@@ -222,11 +224,11 @@ def test_a_killed_engine_and_a_killed_kernel_cost_one_cell_each_and_are_recorded
     runs = data_root / "fault-runs"
     sweep = start_sweep(fault_study, runs)
     try:
-        wait_until(lambda: len(finished_cells(runs)) == 1)
+        wait_until(lambda: len(finished_cells(runs)) == 1, sweep)
         time.sleep(1)
         for process in ours("VLLM"):
             process.kill()
-        wait_until(lambda: len(finished_cells(runs)) == 3)  # quick and long of the first, quick of the second
+        wait_until(lambda: len(finished_cells(runs)) == 3, sweep)  # quick and long of the first, quick of the second
         time.sleep(1)
         (kernel,) = kernels(sweep)
         kernel.kill()
@@ -261,7 +263,7 @@ def test_ctrl_c_ends_the_engine_and_keeps_finished_cells(fault_study, data_root)
     runs = data_root / "interrupted-runs"
     sweep = start_sweep(fault_study, runs)
     try:
-        wait_until(lambda: len(finished_cells(runs)) == 1)
+        wait_until(lambda: len(finished_cells(runs)) == 1, sweep)
         os.kill(sweep.pid, signal.SIGINT)
         output, _ = sweep.communicate(timeout=60)
     finally:
@@ -293,5 +295,5 @@ def test_errors_in_a_study_are_found_before_an_engine_starts(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
-    assert f"{path}:3" in done.stderr and "max_num_seq" in done.stderr and "max_num_seqs" in done.stderr
+    assert f"{path}:4" in done.stderr and "max_num_seq" in done.stderr and "max_num_seqs" in done.stderr
     assert not (tmp_path / "runs").exists()
