@@ -175,14 +175,19 @@ class Recorder:
                 self.steps.error = f"{type(error).__name__}: {error}"
             self.steps.own_s += time.perf_counter() - began
 
-    def serve(self, folder: str) -> None:
+    def serve(self, folder: str) -> Listener:
         """Answer `begin` and `end` on a socket in `folder`, in a thread that ends with the process."""
         listener = Listener(str(Path(folder) / str(os.getpid())), family="AF_UNIX")
         threading.Thread(target=self._serve, args=(listener,), daemon=True, name="latency-lab-trace").start()
+        return listener
 
     def _serve(self, listener: Listener) -> None:
         while True:
-            with contextlib.suppress(OSError, EOFError), listener.accept() as connection:
+            try:
+                connection = listener.accept()
+            except OSError:
+                return  # rather than to spin beside the engine
+            with contextlib.suppress(OSError, EOFError), connection:
                 name, arguments = connection.recv()
                 connection.send(getattr(self, name)(*arguments))
 
