@@ -1,0 +1,320 @@
+"""Figures of what the scheduler did: each function takes tables and returns a `Drawn`, or why it cannot be drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from latency_lab import metrics, panels, proofs, step_panels, style
+from latency_lab.step_panels import DECODE, LONG, PREFILL, QUEUE, STREAM
+from latency_lab.style import Context, Drawn
+
+STALL_FACTORS = (2.0, 4.0, 8.0)
+"""A gap of a stream is a stall where it is longer than so many times the median gap of steps without any prefill."""
+
+_NO_DATA = pd.DataFrame()
+_NO_STEPS = "no scheduler steps were recorded for a workload that mixes streams with long prompts."
+_NO_MIX = "the study has no workload that mixes streams with longer prompts."
+
+
+def timeline(steps: pd.DataFrame, requests: pd.DataFrame, context: Context) -> Drawn:
+    """Tokens of each step, prefill on decode, against the budget, and what each step took, while a long prompt runs.
+
+    The settings with the smallest budget and with chunking off (else the largest budget) side by side.
+    """
+    mixed = _mixed(requests)
+    if mixed is None or steps.empty:
+        return Drawn(None, _NO_DATA, reason=_NO_MIX if mixed is None else _NO_STEPS)
+    rows, long, _ = mixed
+    order = _by_budget(rows[rows["cell"].isin(steps["cell"])])
+    if not order:
+        return Drawn(None, _NO_DATA, reason=_NO_STEPS)
+    shown = list(dict.fromkeys([order[0], order[-1]]))
+    found = []
+    for setting in shown:
+        own = _first_repeat(rows, steps, setting)
+        table = proofs.per_step(steps[steps["cell"] == own["cell"].iloc[0]])
+        sent = float(own.loc[own["class_name"] == long, "sent_s"].min())
+        held = table[(table["prefill"] > 0) & (table["start_s"] >= sent - 0.001)]
+        found.append(table.assign(setting=setting, at_s=_begun(table) - sent, budget=_budget(own)))
+        found[-1].attrs["until"] = float(held["end_s"].iloc[: _chunks(steps, own, long)].max() - sent)
+    until = max(table.attrs["until"] for table in found)
+    window = (-0.25 * until, 1.45 * until)
+    data = pd.concat(table[table["at_s"].between(*window)] for table in found)
+    data = data[["setting", "step", "at_s", "took_s", "prefill", "recomputed", "decode", "budget"]].reset_index(
+        drop=True
+    )
+    with style.theme():
+        made, axes = style.figure(3.5, 2, len(shown), sharex=True, sharey="row", height_ratios=[3, 2])
+        for column, setting in enumerate(shown):
+            own = data[data["setting"] == setting]
+            step_panels.step_tokens(axes[0, column], own)
+            step_panels.step_times(axes[1, column], own)
+            axes[0, column].set_title(setting)
+            axes[1, column].set_xlabel("time since the long prompt was sent (s)")
+        step_panels.token_axis(axes[0, 0], max(data["budget"].max(), data[["prefill", "decode"]].sum(axis=1).max()))
+        axes[0, 0].set_ylabel("tokens of a step")
+        axes[1, 0].set_ylabel("step took (ms)")
+        longest = data[data["prefill"] > 0].groupby("setting", sort=False)["took_s"].max()
+        title = f"A long prompt holds up the batch for {panels.seconds(longest[shown[-1]])} a step with {shown[-1]}"
+        if len(shown) > 1:
+            title += f", for {panels.seconds(longest[shown[0]])} with {shown[0]}"
+        handles: list[Any] = [Patch(facecolor=DECODE), Patch(facecolor=PREFILL, hatch="////", edgecolor="white")]
+        handles.append(Line2D([], [], color="#222222", ls="--"))
+        note = f"{rows['workload'].iloc[0]}, first repeat, around its first long prompt; each bar is one step"
+        style.finish(made, title, _small(context, note), (handles, ["decode", "prefill", "budget"]))
+    alt = f"Tokens and duration of each scheduler step while a long prompt is processed: {', '.join(shown)}."
+    return Drawn(made, data, alt)
+
+
+def life(steps: pd.DataFrame, requests: pd.DataFrame, context: Context) -> Drawn:
+    """One long prompt from its sending to its last token on each setting: queued, its chunks, its output tokens."""
+    mixed = _mixed(requests)
+    if mixed is None or steps.empty:
+        return Drawn(None, _NO_DATA, reason=_NO_MIX if mixed is None else _NO_STEPS)
+    rows, long, _ = mixed
+    order = _by_budget(rows[rows["cell"].isin(steps["cell"])])
+    pieces = [piece for setting in order for piece in _life(_first_repeat(rows, steps, setting), steps, setting, long)]
+    if not pieces:
+        return Drawn(None, _NO_DATA, reason=_NO_STEPS)
+    data = pd.DataFrame(pieces)
+    order = [setting for setting in order if setting in set(data["setting"])]
+    with style.theme():
+        made, axes = style.figure(0.8 + 0.42 * len(order), 1, 1)
+        step_panels.lives(axes[0, 0], data, order[::-1])
+        chunks = data.loc[data["what"] == "chunk", "setting"].value_counts(sort=False)
+        most, least = str(chunks.idxmax()), str(chunks.idxmin())
+        title = f"The same prompt in {_count(chunks[most])} with {most}"
+        title += f", in {_count(chunks[least])} with {least}" if most != least else ""
+        prompt = rows.loc[rows["class_name"] == long, "prompt_tokens"].median()
+        note = f"{rows['workload'].iloc[0]}, first repeat, its first long prompt ({prompt:,.0f} tokens)"
+        note += "; numbers are a chunk's tokens, where they fit"
+        handles = [
+            Patch(facecolor=QUEUE),
+            Patch(facecolor=PREFILL, edgecolor="white"),
+            Line2D([], [], color=DECODE, marker="|", ms=9, mew=1.6, ls=""),
+        ]
+        style.finish(
+            made, title, _small(context, note), (handles, ["queued", "a chunk of the prompt", "an output token"])
+        )
+    return Drawn(
+        made, data, f"One long request's queue time, prompt chunks and output tokens on {len(order)} settings."
+    )
+
+
+def stalls_by_prefill(steps: pd.DataFrame, requests: pd.DataFrame, context: Context) -> Drawn:
+    """Each gap of a stream against the prompt tokens in the step that ended it."""
+    mixed = _mixed(requests)
+    if mixed is None or steps.empty:
+        return Drawn(None, _NO_DATA, reason=_NO_MIX if mixed is None else _NO_STEPS)
+    rows, long, _ = mixed
+    gaps = gaps_with_steps(steps, rows[rows["class_name"] != long])
+    if gaps.empty:
+        return Drawn(None, _NO_DATA, reason=_NO_STEPS)
+    order = [setting for setting in _by_budget(rows) if setting in set(gaps["setting"])]
+    data = gaps[["setting", "prefill", "gap_ms"]].reset_index(drop=True)
+    with style.theme():
+        made, axes = style.figure(2.9, 1, 1)
+        ax = axes[0, 0]
+        step_panels.gaps_by_prefill(ax, data, order, context)
+        ax.set_xlabel("prompt tokens in the same step (tokens)")
+        ax.set_ylabel("gap of a stream (ms)")
+        plain, full = data[data["prefill"] == 0]["gap_ms"], data[data["prefill"] > 0]
+        title = "The more prompt tokens share a step, the longer the streams in it wait"
+        if len(plain) and len(full):
+            slope = np.polyfit(data["prefill"], data["gap_ms"], 1)[0] * 100
+            title += f": {panels.three(plain.median())} ms without, {panels.three(slope)} ms more for each 100"
+        handles, texts = panels.legend(order, context)
+        for handle in handles:
+            handle.set_linestyle("")
+        note = f"{rows['workload'].iloc[0]}, all repeats; each mark is the wait for one token of a stream"
+        style.finish(made, title, _small(context, note), (handles, texts))
+    return Drawn(made, data, "Gaps between the tokens of running streams against the prompt tokens in the same step.")
+
+
+def budget_tradeoff(requests: pd.DataFrame, context: Context, draws: int = 1000) -> Drawn:
+    """What a budget costs the long prompt (its TTFT) and spares its neighbours (their p99 ITL)."""
+    mixed = _mixed(requests)
+    if mixed is None:
+        return Drawn(None, _NO_DATA, reason=_NO_MIX)
+    rows, long, stream = mixed
+    points = metrics.summary(rows, draws=draws)
+    order = [setting for setting in _by_budget(rows) if setting in _budget_settings(rows)]
+    parts = []
+    for name, column, factor in ((long, "ttft_p50_s", 1.0), (stream, "itl_p99_s", 1e3)):
+        own = points[points["class_name"] == name].set_index("setting").reindex(order)
+        values = {end: own[f"{column}{end}"].to_numpy(float) * factor for end in ("", "_low", "_high")}
+        parts.append(pd.DataFrame({"setting": order, "metric": column, "value": values[""], **_ends(values)}))
+    data = pd.concat(parts, ignore_index=True)
+    if len(order) < 2 or data["value"].isna().all():
+        return Drawn(None, _NO_DATA, reason="fewer than two budgets were measured with long prompts beside streams.")
+    with style.theme():
+        made, axes = style.figure(3.6, 2, 1, sharex=True)
+        texts = ("TTFT of the\nlong prompt (s)", "p99 ITL of its\nneighbours (ms)")
+        for ax, column, text, colour in zip(
+            axes[:, 0], ("ttft_p50_s", "itl_p99_s"), texts, (LONG, STREAM), strict=True
+        ):
+            step_panels.over_settings(ax, data[data["metric"] == column], order, colour)
+            ax.set_ylabel(text)
+        axes[1, 0].set_xticks(range(len(order)), [_tick(setting) for setting in order])
+        axes[1, 0].set_xlabel("budget (tokens a step)")
+        itl = data[data["metric"] == "itl_p99_s"].set_index("setting")["value"]
+        ttft = data[data["metric"] == "ttft_p50_s"].set_index("setting")["value"]
+        first, last = order[0], order[-1]
+        title = (
+            f"From {last} to {first}, the neighbours' p99 gap goes from {panels.three(itl[last])} to "
+            f"{panels.three(itl[first])} ms and the long prompt's TTFT from {panels.three(ttft[last])} to "
+            f"{panels.three(ttft[first])} s"
+        )
+        prompt = rows.loc[rows["class_name"] == long, "prompt_tokens"].median()
+        note = f"{rows['workload'].iloc[0]}, long prompts of {prompt:,.0f} tokens; median TTFT; bars: 95 % intervals"
+        style.finish(made, title, _small(context, note))
+    return Drawn(made, data, f"TTFT of long prompts and p99 ITL of streams beside them for {len(order)} budgets.")
+
+
+def stall_free(steps: pd.DataFrame, requests: pd.DataFrame, context: Context) -> Drawn:
+    """Share of the streams' gaps that are no stall, over the budget, for three ideas of what a stall is."""
+    mixed = _mixed(requests)
+    if mixed is None or steps.empty:
+        return Drawn(None, _NO_DATA, reason=_NO_MIX if mixed is None else _NO_STEPS)
+    rows, long, _ = mixed
+    gaps = gaps_with_steps(steps, rows[rows["class_name"] != long])
+    plain = gaps.loc[gaps["prefill"] == 0, "gap_ms"]
+    if plain.empty:
+        return Drawn(None, _NO_DATA, reason=_NO_STEPS)
+    order = [s for s in _by_budget(rows) if s in set(gaps["setting"]) and s in _budget_settings(rows)]
+    usual = float(plain.median())
+    parts = []
+    for factor in STALL_FACTORS:
+        free = gaps.assign(free=gaps["gap_ms"] <= factor * usual).groupby(["setting", "repeat"])["free"].mean()
+        by_setting = free.groupby("setting").agg(["mean", "min", "max"]).reindex(order)
+        by_setting.columns = ["value", "low", "high"]
+        parts.append(by_setting.reset_index().assign(factor=factor, threshold_ms=factor * usual))
+    data = pd.concat(parts, ignore_index=True)
+    with style.theme():
+        made, axes = style.figure(2.6, 1, 1)
+        ax = axes[0, 0]
+        handles = step_panels.shares(ax, data, order)
+        ax.set_xticks(range(len(order)), [_tick(setting) for setting in order])
+        ax.set_xlabel("budget (tokens a step)")
+        ax.set_ylabel("gaps without a stall (share)")
+        ends = [(data[data["factor"] == f].set_index("setting")["value"] * 100).round(1) for f in STALL_FACTORS[::-2]]
+        first, last = order[0], order[-1]
+        title = (
+            f"Within {STALL_FACTORS[-1]:g} times the usual gap: {ends[0][first]:g} % of gaps with {first}, "
+            f"{ends[0][last]:g} % with {last}; within {STALL_FACTORS[0]:g} times: {ends[1][first]:g} % and "
+            f"{ends[1][last]:g} %"
+        )
+        labels = [f"up to {f:g} x the usual gap ({panels.three(f * usual)} ms)" for f in STALL_FACTORS]
+        note = f"{rows['workload'].iloc[0]}; the usual gap is the median of steps without any prompt tokens, "
+        note += f"{panels.three(usual)} ms; bars: lowest and highest repeat"
+        style.finish(made, title, _small(context, note), (handles, labels))
+    return Drawn(made, data, f"Share of the streams' gaps that are not stalls for {len(order)} budgets.")
+
+
+def gaps_with_steps(steps: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
+    """Each gap between two tokens of a request with the step that ended it: gap_ms, and `prefill` tokens in that step.
+
+    The step that produced output token j (from 0) is the first in which the request's computed positions reach
+    prompt + j: no clock is needed. Chunks of several tokens are left out, as no single step made them.
+    """
+    parts = proofs.scheduled(steps[steps["cell"].isin(requests["cell"])])
+    chunks = metrics.gaps(requests.reset_index(drop=True))
+    if parts.empty or chunks.empty:
+        return pd.DataFrame(columns=["setting", "repeat", "cell", "request", "token", "gap_ms", "prefill"])
+    chunks["token"] = chunks.groupby("row")["tokens"].cumsum() - 1
+    chunks = chunks[(chunks["tokens"] == 1) & chunks["gap_s"].notna() & chunks["ok"]]
+    parts["prompt_in_step"] = parts.groupby(proofs.PLACE)["prefill"].transform("sum")
+    prompt = requests.set_index(["cell", "request"])["prompt_tokens"].rename("prompt_tokens")
+    parts = parts.merge(prompt.reset_index(), on=["cell", "request"])
+    parts["token"] = parts["computed"] + parts["tokens"] - parts["prompt_tokens"]
+    made = parts[parts["token"] >= 0].drop_duplicates(["cell", "request", "token"])
+    out = chunks.merge(made[["cell", "request", "token", "step", "prompt_in_step"]], on=["cell", "request", "token"])
+    out = out.assign(gap_ms=out["gap_s"] * 1e3, prefill=out["prompt_in_step"])
+    return out[["setting", "repeat", "cell", "request", "token", "step", "gap_ms", "prefill"]].reset_index(drop=True)
+
+
+def _mixed(requests: pd.DataFrame) -> tuple[pd.DataFrame, str, str] | None:
+    """Rows of the first workload in which streams run beside longer prompts, and the names of both classes."""
+    for _, rows in requests[requests["load"] == "mix"].groupby("workload", sort=False):
+        sizes = rows.groupby("class_name")[["prompt_tokens", "output_tokens"]].median().astype(float)
+        long, stream = sizes["prompt_tokens"].idxmax(), sizes["output_tokens"].idxmax()
+        if len(sizes) == 2 and long != stream and sizes["prompt_tokens"].max() >= 4 * sizes["prompt_tokens"].min():
+            return rows, str(long), str(stream)
+    return None
+
+
+def _by_budget(rows: pd.DataFrame) -> list[str]:
+    """Settings in order of budget, those without chunking last."""
+    settings = rows.drop_duplicates("setting").assign(
+        off=lambda t: ~t["enable_chunked_prefill"].fillna(True).astype(bool)
+    )
+    return settings.sort_values(["off", "max_num_batched_tokens", "setting"], kind="stable")["setting"].tolist()
+
+
+def _budget_settings(rows: pd.DataFrame) -> set[str]:
+    """One setting for each budget, and one without chunking: of several, the one that comes first."""
+    settings = rows.drop_duplicates("setting").sort_values("max_num_seqs", ascending=False, kind="stable")
+    return set(settings.drop_duplicates(["max_num_batched_tokens", "enable_chunked_prefill"])["setting"])
+
+
+def _first_repeat(rows: pd.DataFrame, steps: pd.DataFrame, setting: str) -> pd.DataFrame:
+    """The rows of a setting's first repeat whose steps were recorded."""
+    own = rows[(rows["setting"] == setting) & rows["cell"].isin(steps["cell"])]
+    return own[own["repeat"] == own["repeat"].min()]
+
+
+def _budget(own: pd.DataFrame) -> float:
+    return float(own["max_num_batched_tokens"].astype("Float64").iloc[0])
+
+
+def _begun(table: pd.DataFrame) -> pd.Series:
+    """When each step had the engine to itself: at its start, or when its predecessor ended."""
+    return table["end_s"] - table["took_s"]
+
+
+def _chunks(steps: pd.DataFrame, own: pd.DataFrame, long: str) -> int:
+    """How many chunks the first long prompt of a cell took."""
+    first = own[own["class_name"] == long].sort_values("sent_s").iloc[:1]
+    return max(1, int(proofs.prompts(steps[steps["cell"] == first["cell"].iloc[0]], first)["chunks"].sum()))
+
+
+def _life(own: pd.DataFrame, steps: pd.DataFrame, setting: str, long: str) -> list[dict[str, Any]]:
+    """Pieces of the first long request of a cell, in ms since it was sent: queued, its chunks, its output tokens."""
+    first = own[(own["class_name"] == long) & own["error"].isna()].sort_values("sent_s").head(1)
+    if first.empty:
+        return []
+    request = first.iloc[0]
+    cell = steps[steps["cell"] == request["cell"]]
+    parts = proofs.scheduled(cell).merge(proofs.per_step(cell)[["step", "took_s"]], on="step")
+    parts = parts[(parts["request"] == request["request"]) & (parts["prefill"] + parts["recomputed"] > 0)]
+    sent = float(request["sent_s"])
+    begun = (parts["end_s"] - parts["took_s"] - sent) * 1e3
+    pieces = [{"what": "queued", "from_ms": 0.0, "to_ms": float(begun.min()), "tokens": 0}] if len(parts) else []
+    for start, part in zip(begun, parts.to_dict("records"), strict=True):
+        end = (part["end_s"] - sent) * 1e3
+        pieces.append({"what": "chunk", "from_ms": start, "to_ms": end, "tokens": part["tokens"]})
+    for at in np.asarray(request["token_times_s"], float) * 1e3:
+        pieces.append({"what": "token", "from_ms": at, "to_ms": at, "tokens": 1})
+    return [{"setting": setting, **piece} for piece in pieces]
+
+
+def _ends(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {"low": values["_low"], "high": values["_high"]}
+
+
+def _tick(setting: str) -> str:
+    """A setting on an axis of budgets: 512 for budget=512."""
+    return setting.removeprefix("budget=").replace(" ", "\n")
+
+
+def _count(chunks: int) -> str:
+    return f"{chunks} chunk{'' if chunks == 1 else 's'}"
+
+
+def _small(context: Context, note: str) -> str:
+    return f"{note}. {context.small_print}."

@@ -1,0 +1,93 @@
+"""Verdicts as a reader sees them: one table over all claims, then a passage a claim with the numbers that decided."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from latency_lab import ROOT, records, tables
+from latency_lab.claims import NOT_TESTED, VERDICTS, Verdict
+from latency_lab.tables import Html
+
+_MARKS = dict(zip(VERDICTS, ("✔", "✘", "◐", "?", "–"), strict=True))
+"""Beside the word, never in its place: a verdict must not hang on a sign or a colour."""
+
+
+def folders(given: str | Iterable[str]) -> list[Path]:
+    """Folders of records that a notebook's parameter names: studies, or folders that hold them; from the project's."""
+    found: list[Path] = []
+    for name in [given] if isinstance(given, str) else given:
+        path = ROOT / name
+        inside = records.studies(path)
+        if not inside and not path.is_dir():
+            raise FileNotFoundError(f"{path}: no such folder of records")
+        found += inside or [path]
+    return list(dict.fromkeys(found))
+
+
+def table(verdicts: Sequence[Verdict]) -> Html:
+    """One row for each claim, study and machine."""
+    names = ["claim", "verdict", "effect", "study", "machine", "weights", "what it depends on, or lacks"]
+    rows = [
+        [(text, None) for text in (v.claim.id, _said(v.verdict), _effect(v), v.study, v.machine, v.weights, v.on)]
+        for v in verdicts
+    ]
+    return Html(tables.table(names, [[(text or "-", key) for text, key in row] for row in rows]))
+
+
+def summary(verdicts: Sequence[Verdict]) -> Html:
+    """How many claims have which verdict, in a sentence. A claim with several verdicts counts by each."""
+    counts = {verdict: sum(v.verdict == verdict for v in verdicts) for verdict in VERDICTS}
+    claims = len({v.claim.id for v in verdicts})
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    return Html(f"<p>{claims} claims, {len(verdicts)} verdicts: {said}.</p>")
+
+
+def passages(verdicts: Sequence[Verdict]) -> Html:
+    """For each claim: what it says, how it was tested, and for each study and machine the verdict and its numbers."""
+    out = []
+    for claim, own in groupby(verdicts, key=lambda v: v.claim):
+        out.append(f'<h3 id="claim-{claim.id}">{claim.id}: {_text(claim.sentence)}</h3>')
+        out.append(f'<p class="note">Experiment: {_text(claim.experiment)}. Metric: {_text(claim.metric)}.</p>')
+        out += [_passage(verdict) for verdict in own]
+    return Html("\n".join(out))
+
+
+def _passage(verdict: Verdict) -> str:
+    head = f"<strong>{_said(verdict.verdict).capitalize()}</strong>"
+    if verdict.verdict == NOT_TESTED:
+        return f"<p>{head}: {_text(verdict.on)}.</p>"
+    where = f"{verdict.machine}, study {verdict.study}, {verdict.model} with {verdict.weights} weights"
+    text = f"<p>{head} on {_text(where)}."
+    if verdict.on:
+        text += f" {'Depends on' if verdict.verdict == 'depends' else 'Undecided:'} {_text(verdict.on)}."
+    if verdict.note:
+        text += f" Note: {_text(verdict.note.rstrip('.'))}."
+    items = "".join(
+        f"<li>{_MARKS[finding.verdict]} {_text(finding.numbers or f'{finding.condition}: {finding.on}')}.</li>"
+        for finding in verdict.findings
+    )
+    return f"{text}</p><ul>{items}</ul>"
+
+
+def _effect(verdict: Verdict) -> str:
+    """The effect of the first condition that has one, and how many more there are; proofs are counted."""
+    effects = [finding.effect for finding in verdict.findings if finding.effect]
+    proofs = [finding for finding in verdict.findings if finding.proof]
+    said = []
+    if proofs:
+        held = sum(finding.verdict == "supported" for finding in proofs)
+        said.append(f"{held} of {len(proofs)} proofs hold")
+    if effects:
+        said.append(effects[0] + (f" and {len(effects) - 1} more" if len(effects) > 1 else ""))
+    return "; ".join(said)
+
+
+def _said(verdict: str) -> str:
+    return f"{_MARKS[verdict]} {verdict}"
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
