@@ -9,7 +9,7 @@ import pytest
 from synthetic import cell, cells, frame, request
 from test_proofs import steps
 
-from latency_lab import claims, effects, records
+from latency_lab import claims, effects, records, verdicts
 from latency_lab.claim_rules import ClaimRules
 from latency_lab.study import StudyError, load_study
 
@@ -279,3 +279,31 @@ def test_a_faulty_rule_is_found_before_the_run(tmp_path, text, problem):
     with pytest.raises(StudyError) as caught:
         load_study(path)
     assert problem in str(caught.value) and all("; allowed: " in one for one in caught.value.problems)
+
+
+# --- as a reader sees them --------------------------------------------------------------------------------------------
+
+
+def test_the_page_shows_every_claim_its_verdict_and_the_numbers():
+    rows = [*ttft("a", 0.1), *ttft("b", 0.2), *ttft("a", 0.4, "chat c=20"), *ttft("b", 0.2, "chat c=20")]
+    one = verdict(measured(*rows), rule(workload=["chat c=1", "chat c=20"]))
+    rest = [v for v in claims.judge_all([]) if v.claim.id != "queue"]
+    assert "15 claims, 15 verdicts: 1 depends, 14 not tested" in verdicts.summary([one, *rest])
+    table = verdicts.table([one, *rest])
+    assert table.count("<tr>") == 16 and "◐ depends" in table and "random" in table
+    text = verdicts.passages([one, *rest])
+    assert text.count("<h3") == 15
+    assert "Depends on the workload: holds for chat c=1, not for chat c=20." in text
+    assert "✔ p50 TTFT at chat c=1: 100 ms on a, 200 ms on b, ratio 0.5 [0.5, 0.5]" in text
+    assert "✘ p50 TTFT at chat c=20: 400 ms on a, 200 ms on b, ratio 2 [2, 2]" in text
+
+
+def test_folders_of_records_by_name(tmp_path):
+    from synthetic import write_study
+
+    write_study(tmp_path / "one", budgets=(128,), seqs=(4,), concurrency=(1,), repeats=1, mix=False, failures=False)
+    assert verdicts.folders(str(tmp_path)) == [tmp_path / "one"]
+    assert verdicts.folders([str(tmp_path / "one"), str(tmp_path)]) == [tmp_path / "one"]
+    with pytest.raises(FileNotFoundError, match="no such folder of records"):
+        verdicts.folders(str(tmp_path / "none"))
+    assert {v.verdict for v in claims.judge_all([tmp_path / "one"])} == {"not tested"}

@@ -116,7 +116,7 @@ def stalls_by_prefill(steps: pd.DataFrame, requests: pd.DataFrame, context: Cont
     if gaps.empty:
         return Drawn(None, _NO_DATA, reason=_NO_STEPS)
     order = [setting for setting in _by_budget(rows) if setting in set(gaps["setting"])]
-    data = gaps[["setting", "prefill", "gap_ms"]].reset_index(drop=True)
+    data = gaps.loc[gaps["setting"].isin(order), ["setting", "prefill", "gap_ms"]].reset_index(drop=True)
     with style.theme():
         made, axes = style.figure(2.9, 1, 1)
         ax = axes[0, 0]
@@ -143,15 +143,16 @@ def budget_tradeoff(requests: pd.DataFrame, context: Context, draws: int = 1000)
         return Drawn(None, _NO_DATA, reason=_NO_MIX)
     rows, long, stream = mixed
     points = metrics.summary(rows, draws=draws)
-    order = [setting for setting in _by_budget(rows) if setting in _budget_settings(rows)]
+    order = _by_budget(rows)
     parts = []
     for name, column, factor in ((long, "ttft_p50_s", 1.0), (stream, "itl_p99_s", 1e3)):
         own = points[points["class_name"] == name].set_index("setting").reindex(order)
         values = {end: own[f"{column}{end}"].to_numpy(float) * factor for end in ("", "_low", "_high")}
         parts.append(pd.DataFrame({"setting": order, "metric": column, "value": values[""], **_ends(values)}))
     data = pd.concat(parts, ignore_index=True)
-    if len(order) < 2 or data["value"].isna().all():
-        return Drawn(None, _NO_DATA, reason="fewer than two budgets were measured with long prompts beside streams.")
+    if len(order) < 2 or data["value"].isna().any():
+        reason = "fewer than two budgets have completed long prompts and streams beside them."
+        return Drawn(None, _NO_DATA, reason=reason)
     with style.theme():
         made, axes = style.figure(3.6, 2, 1, sharex=True)
         texts = ("TTFT of the\nlong prompt (s)", "p99 ITL of its\nneighbours (ms)")
@@ -186,7 +187,7 @@ def stall_free(steps: pd.DataFrame, requests: pd.DataFrame, context: Context) ->
     plain = gaps.loc[gaps["prefill"] == 0, "gap_ms"]
     if plain.empty:
         return Drawn(None, _NO_DATA, reason=_NO_STEPS)
-    order = [s for s in _by_budget(rows) if s in set(gaps["setting"]) and s in _budget_settings(rows)]
+    order = [setting for setting in _by_budget(rows) if setting in set(gaps["setting"])]
     usual = float(plain.median())
     parts = []
     for factor in STALL_FACTORS:
@@ -249,17 +250,11 @@ def _mixed(requests: pd.DataFrame) -> tuple[pd.DataFrame, str, str] | None:
 
 
 def _by_budget(rows: pd.DataFrame) -> list[str]:
-    """Settings in order of budget, those without chunking last."""
-    settings = rows.drop_duplicates("setting").assign(
-        off=lambda t: ~t["enable_chunked_prefill"].fillna(True).astype(bool)
-    )
-    return settings.sort_values(["off", "max_num_batched_tokens", "setting"], kind="stable")["setting"].tolist()
-
-
-def _budget_settings(rows: pd.DataFrame) -> set[str]:
-    """One setting for each budget, and one without chunking: of several, the one that comes first."""
+    """One setting for each budget in its order, then those without chunking; of several, one with most sequences."""
     settings = rows.drop_duplicates("setting").sort_values("max_num_seqs", ascending=False, kind="stable")
-    return set(settings.drop_duplicates(["max_num_batched_tokens", "enable_chunked_prefill"])["setting"])
+    settings = settings.drop_duplicates(["max_num_batched_tokens", "enable_chunked_prefill"])
+    settings = settings.assign(off=~settings["enable_chunked_prefill"].fillna(True).astype(bool))
+    return settings.sort_values(["off", "max_num_batched_tokens"], kind="stable")["setting"].tolist()
 
 
 def _first_repeat(rows: pd.DataFrame, steps: pd.DataFrame, setting: str) -> pd.DataFrame:

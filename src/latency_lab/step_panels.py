@@ -62,8 +62,8 @@ def lives(ax: Any, data: pd.DataFrame, order: list[str]) -> None:
             elif piece["what"] == "chunk":
                 ax.barh(y, end - start, left=start, height=0.5, color=PREFILL, edgecolor="white", lw=0.7)
                 text = f"{piece['tokens']:,}"
-                if end - start > width * 0.0125 * len(text):
-                    ax.text((start + end) / 2, y, text, ha="center", va="center", color="black", fontsize=8)
+                if end - start > width * 0.014 * len(text):
+                    ax.text((start + end) / 2, y, text, ha="center", va="center", color="black")
             else:
                 ax.plot([start], [y], marker="|", color=DECODE, ms=15, mew=1.6, ls="", zorder=4)
     ax.set_yticks(range(len(order)), order)
