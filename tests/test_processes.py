@@ -53,6 +53,12 @@ def test_a_session_number_given_to_somebody_else_is_left_alone(tmp_path):
         stranger.kill()
 
 
+def test_a_script_does_not_put_its_terminal_into_the_ledger(tmp_path):
+    script = "import pathlib, sys; from latency_lab import processes; processes.register(pathlib.Path(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    assert not (tmp_path / processes.LEDGER).exists()
+
+
 def test_a_damaged_ledger_line_names_nobody(tmp_path):
     (tmp_path / processes.LEDGER).write_text('{"session": 1, "pi')
     assert processes.end_orphans(tmp_path) == []

@@ -21,8 +21,14 @@ LEDGER = "engines.jsonl"
 
 
 def register(folder: Path) -> None:
-    """Write this process's session into the ledger of `folder`, before it starts an engine."""
+    """Write this process's session into the ledger of `folder`, before it starts an engine.
+
+    Only a session's leader is written down, which a kernel is: a script shares its session with the terminal it was
+    started from, and whatever else runs there is nobody's orphan.
+    """
     own = psutil.Process()
+    if os.getsid(0) != own.pid:
+        return
     entry = {"session": os.getsid(0), "pid": own.pid, "created": own.create_time()}
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LEDGER).open("a") as file:
