@@ -47,7 +47,12 @@ def test_one_broken_study_does_not_hide_the_other(built):
     index = (root / "figures" / "report" / "index.html").read_text()
     assert "not a readable parquet file" in index
     assert 'href="made-up.html"' in index
-    assert sorted(path.name for path in (root / "figures" / "report").iterdir()) == ["index.html", "made-up.html"]
+    assert sorted(path.name for path in (root / "figures" / "report").iterdir()) == [
+        "claims.html",
+        "index.html",
+        "made-up.html",
+    ]
+    assert 'href="claims.html"' in index
 
 
 def test_every_link_of_the_pages_leads_somewhere(built):
@@ -91,8 +96,9 @@ def test_nothing_to_report_is_said(tmp_path, capsys):
     assert "make study" in (tmp_path / "out" / "index.html").read_text()
 
 
-def test_notebook_is_stored_without_outputs_and_has_short_cells():
-    notebook = nbformat.read(report.NOTEBOOK, as_version=4)
+@pytest.mark.parametrize("path", [report.NOTEBOOK, report.CLAIMS], ids=lambda path: path.stem)
+def test_notebook_is_stored_without_outputs_and_has_short_cells(path):
+    notebook = nbformat.read(path, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(not cell.outputs and cell.execution_count is None for cell in code)
     assert "parameters" in code[0].metadata.tags
@@ -181,7 +187,7 @@ def chromium(url: str, profile: Path) -> tuple[str, str]:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
-@pytest.mark.parametrize("name", ["made-up.html", "index.html"])
+@pytest.mark.parametrize("name", ["made-up.html", "index.html", "claims.html"])
 def test_in_chromium(built, tmp_path, name):
     """No console message, every image loads, no sideways scrolling on a desk or a phone, tables sort."""
     path = built[0] / "figures" / "report" / name
@@ -198,6 +204,12 @@ def test_in_chromium(built, tmp_path, name):
     for frame in found:
         assert frame["scroll"] <= frame["width"]
         assert frame["images"] == (5 if name == "made-up.html" else 0) and frame["broken"] == 0
-        numbers = [float(key) for key in frame["sorted"]]
+        numbers = [float(key) for key in frame["sorted"] if key is not None]
         assert numbers == sorted(numbers)
         assert (len(numbers) > 10) == (name == "made-up.html")
+
+
+def test_the_claims_page_has_a_verdict_for_each_claim(built):
+    text = (built[0] / "figures" / "report" / "claims.html").read_text()
+    assert "15 claims, 15 verdicts: 15 not tested" in text
+    assert text.count("<h3") == 15 and "Traceback" not in text

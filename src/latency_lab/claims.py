@@ -32,12 +32,17 @@ STUDIES = ROOT / "notebooks" / "studies"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one study on one machine says of one claim. `on`: what it depends on, or why there is no verdict."""
+    """What one study on one machine says of one claim.
+
+    on : what it depends on, or why there is no verdict
+    source : name of the folder above the study's records: runs or reference
+    """
 
     claim: Claim
     verdict: str
     on: str = ""
     study: str = ""
+    source: str = ""
     machine: str = ""
     model: str = ""
     weights: str = ""
@@ -58,7 +63,16 @@ def judge(study: Records, rules: Mapping[str, ClaimRules], draws: int = 2000) ->
                 findings = tuple(finding for one in rule.rules for finding in _findings(one, own, draws))
                 verdict, on = combine(findings)
                 verdicts.append(
-                    Verdict(claim, verdict, on, machine=name, note=rule.note or "", findings=findings, **said)
+                    Verdict(
+                        claim,
+                        verdict,
+                        on,
+                        source=study.path.parent.name,
+                        machine=name,
+                        note=rule.note or "",
+                        findings=findings,
+                        **said,
+                    )
                 )
     return verdicts
 

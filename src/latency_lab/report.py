@@ -1,5 +1,5 @@
-"""From records to pages: analysis.ipynb runs once a study and becomes one self-contained HTML file; an index
-links them.
+"""From records to pages: analysis.ipynb runs once a study and claims.ipynb once for all, each becoming one
+self-contained HTML file; an index links them.
 
 Nothing here needs vLLM, and no page fetches anything when it is read.
 """
@@ -17,10 +17,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from latency_lab import ROOT, records, tables
 
 NOTEBOOK = ROOT / "notebooks" / "analysis.ipynb"
+CLAIMS = ROOT / "notebooks" / "claims.ipynb"
 TEMPLATES = Path(__file__).parent / "templates"
 
 MEASURED = "measured here"
@@ -57,6 +59,7 @@ def build(data_root: Path, figures_root: Path, out: Path) -> Path | None:
     """
     began = time.monotonic()
     pages = _pages(data_root, figures_root)
+    verdicts = Page(data_root, "all studies", CLAIMS.stem + ".html", figures_root)
     out.mkdir(parents=True, exist_ok=True)
     for page in pages:
         start = time.monotonic()
@@ -68,31 +71,41 @@ def build(data_root: Path, figures_root: Path, out: Path) -> Path | None:
             (out / page.file).unlink(missing_ok=True)
         outcome = f"failed: {page.error}" if page.error else f"{out / page.file}"
         print(f"{page.study} ({page.source}), {time.monotonic() - start:.0f} s: {outcome}", flush=True)
-    for stale in set(out.glob("*.html")) - {out / page.file for page in pages}:
+    if readable := [page.records for page in pages if not page.error]:
+        try:
+            records.write_text(_render_claims(readable), out / verdicts.file)
+            print(f"claims: {out / verdicts.file}", flush=True)
+        except Exception as error:
+            verdicts.error = _one_line(error)
+            print(f"claims: failed: {verdicts.error}", flush=True)
+    written = [*pages, *([verdicts] if readable else [])]
+    for stale in set(out.glob("*.html")) - {out / page.file for page in written if not page.error}:
         stale.unlink()
     index = out / "index.html"
-    records.write_text(_index(pages), index)
+    records.write_text(_index(pages, verdicts if readable else None), index)
     if not pages:
         print(f"no records in {data_root / 'runs'} or {data_root / 'reference'}: `make study` measures this machine")
         return None
     print(f"report: {index} ({time.monotonic() - began:.0f} s)")
-    return None if any(page.error for page in pages) else index
+    return None if any(page.error for page in written) else index
 
 
 def execute(page_records: Path, figures: Path) -> str:
-    """Run analysis.ipynb on one study and return the executed notebook's JSON. Raises what papermill raises.
+    """Run analysis.ipynb on one study and return the executed notebook's JSON. Raises what papermill raises."""
+    return _run(NOTEBOOK, {"records": _relative(page_records), "figures": _relative(figures)})
 
-    The kernel is this very interpreter, whatever kernels the user has installed.
-    """
+
+def _run(notebook: Path, parameters: dict[str, Any]) -> str:
+    """Run a notebook and return it as JSON: in this very interpreter, whatever kernels the user has installed."""
     import papermill
 
     logging.getLogger("papermill").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="latency-lab-report-") as folder, _own_kernel(Path(folder)):
-        target = Path(folder) / "analysis.ipynb"
+        target = Path(folder) / notebook.name
         papermill.execute_notebook(
-            str(NOTEBOOK),
+            str(notebook),
             str(target),
-            parameters={"records": _relative(page_records), "figures": _relative(figures)},
+            parameters=parameters,
             kernel_name="python3",
             progress_bar=False,
             log_output=False,
@@ -128,13 +141,18 @@ def _render(page: Page) -> str:
     return to_html(execute(page.records, page.figures), f"{page.study}: vLLM latency", f"{page.study}, {page.source}")
 
 
-def _index(pages: list[Page]) -> str:
+def _render_claims(folders: list[Path]) -> str:
+    executed = _run(CLAIMS, {"records": [_relative(folder) for folder in folders]})
+    return to_html(executed, "The thread's claims: vLLM latency", "all studies")
+
+
+def _index(pages: list[Page], verdicts: Page | None) -> str:
     import jinja2
 
     loader = jinja2.FileSystemLoader(TEMPLATES)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     css = jinja2.filters.Markup((TEMPLATES / "study" / "page.css").read_text())
-    return environment.get_template("studies.html.j2").render(pages=pages, css=css)
+    return environment.get_template("studies.html.j2").render(pages=pages, verdicts=verdicts, css=css)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def table(verdicts: Sequence[Verdict]) -> Html:
     """One row for each claim, study and machine."""
     names = ["claim", "verdict", "effect", "study", "machine", "weights", "what it depends on, or lacks"]
     rows = [
-        [(text, None) for text in (v.claim.id, _said(v.verdict), _effect(v), v.study, v.machine, v.weights, v.on)]
+        [(text, None) for text in (v.claim.id, _said(v.verdict), _effect(v), _study(v), v.machine, v.weights, v.on)]
         for v in verdicts
     ]
     return Html(tables.table(names, [[(text or "-", key) for text, key in row] for row in rows]))
@@ -59,7 +59,7 @@ def _passage(verdict: Verdict) -> str:
     head = f"<strong>{_said(verdict.verdict).capitalize()}</strong>"
     if verdict.verdict == NOT_TESTED:
         return f"<p>{head}: {_text(verdict.on)}.</p>"
-    where = f"{verdict.machine}, study {verdict.study}, {verdict.model} with {verdict.weights} weights"
+    where = f"{verdict.machine}, study {_study(verdict)}, {verdict.model} with {verdict.weights} weights"
     text = f"<p>{head} on {_text(where)}."
     if verdict.on:
         text += f" {'Depends on' if verdict.verdict == 'depends' else 'Undecided:'} {_text(verdict.on)}."
@@ -83,6 +83,12 @@ def _effect(verdict: Verdict) -> str:
     if effects:
         said.append(effects[0] + (f" and {len(effects) - 1} more" if len(effects) > 1 else ""))
     return "; ".join(said)
+
+
+def _study(verdict: Verdict) -> str:
+    """A study that was measured here may have a reference of the same name."""
+    where = {"runs": " (measured here)", "reference": " (reference)"}
+    return verdict.study + where.get(verdict.source, "")
 
 
 def _said(verdict: str) -> str:
