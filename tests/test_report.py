@@ -74,10 +74,11 @@ def test_pages_fetch_nothing(built):
 
 def test_figures_are_written_and_described(built, page):
     folder = built[0] / "figures" / "build" / "made-up"
-    for name in ("tradeoff", "distributions", "heat-maps", "stalls", "ttft-split"):
+    for name in ("tradeoff", "distributions", "heat-maps", "stalls", "ttft-split", "budget-tradeoff"):
         assert {path.suffix for path in folder.glob(f"{name}.*")} == {".png", ".svg", ".csv"}
     images = re.findall(r"<img [^>]*>", page)
-    assert len(images) == 5
+    assert len(images) == 6  # and the figures of scheduler steps say that there are none
+    assert page.count('class="absent"') == 4
     assert all(re.search(r'alt="[^"]{20,}"', image) and 'src="data:image/png;base64,' in image for image in images)
 
 
@@ -203,7 +204,7 @@ def test_in_chromium(built, tmp_path, name):
     assert [frame["width"] for frame in found] == [1280, 390]
     for frame in found:
         assert frame["scroll"] <= frame["width"]
-        assert frame["images"] == (5 if name == "made-up.html" else 0) and frame["broken"] == 0
+        assert frame["images"] == (6 if name == "made-up.html" else 0) and frame["broken"] == 0
         numbers = [float(key) for key in frame["sorted"] if key is not None]
         assert numbers == sorted(numbers)
         assert (len(numbers) > 10) == (name == "made-up.html")
