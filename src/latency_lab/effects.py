@@ -102,7 +102,8 @@ def _sample(
         if failed:
             return math.nan, none, f"{failed} of {len(table)} requests failed, and their gaps are not known"
         itl = metrics.token_itl(metrics.gaps(own))
-        samples = [itl.loc[itl["row"] == row, "itl_s"].to_numpy() for row in range(len(table))]
+        by_row = {row: own_itl.to_numpy() for row, own_itl in itl.groupby("row")["itl_s"]}
+        samples = [by_row.get(row, none) for row in range(len(table))]
         values = np.sort(np.concatenate(samples)) if samples else none
         if not len(values):
             return math.nan, none, "no gaps between tokens"
