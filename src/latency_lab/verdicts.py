@@ -29,12 +29,19 @@ def folders(given: str | Iterable[str]) -> list[Path]:
 
 def table(verdicts: Sequence[Verdict]) -> Html:
     """One row for each claim, study and machine."""
-    names = ["claim", "verdict", "effect", "study", "machine", "weights", "what it depends on, or lacks"]
+    names = ["claim", "verdict", "effect", "study", "machine, weights", "what it depends on, or lacks"]
     rows = [
-        [(text, None) for text in (v.claim.id, _said(v.verdict), _effect(v), _study(v), v.machine, v.weights, v.on)]
+        (
+            v.claim.id,
+            _said(v.verdict),
+            _effect(v),
+            _study(v),
+            f"{v.machine}, {v.weights}" if v.study else "",
+            _first(v.on),
+        )
         for v in verdicts
     ]
-    return Html(tables.table(names, [[(text or "-", key) for text, key in row] for row in rows]))
+    return Html(tables.table(names, [[(text or "-", None) for text in row] for row in rows]))
 
 
 def summary(verdicts: Sequence[Verdict]) -> Html:
@@ -89,6 +96,12 @@ def _study(verdict: Verdict) -> str:
     """A study that was measured here may have a reference of the same name."""
     where = {"runs": " (measured here)", "reference": " (reference)"}
     return verdict.study + where.get(verdict.source, "")
+
+
+def _first(reasons: str) -> str:
+    """The first of several reasons, and how many more the passage below the table has."""
+    first, *more = reasons.split("; ")
+    return f"{first} (and {len(more)} more)" if more else first
 
 
 def _said(verdict: str) -> str:
