@@ -129,11 +129,13 @@ def test_foreign_requests_count_in_a_step_and_are_nobodys_prompt():
 
 
 def test_first_come_first_served():
-    rows = requests(*({"sent_s": 0.001 * i, "scheduling_policy": "fcfs"} for i in range(3)))
+    rows = requests(*({"sent_s": 0.001 * i - 0.003, "scheduling_policy": "fcfs"} for i in range(3)))
     good = proofs.order(steps([(0, 2, 0), (1, 2, 0)], [(2, 2, 0)]), rows)
     assert good["ok"].tolist() == [True] and (good["requests"][0], good["waited"][0]) == (3, 1)
     bad = proofs.order(steps([(0, 2, 0), (2, 2, 0)], [(1, 2, 0)]), rows)
     assert bad["reason"].tolist() == ["request 2 was scheduled before request 1"] and bad["overtaken"][0] == 1
+    later = rows.assign(sent_s=[-0.003, -0.002, 0.05])  # it was not there yet when the first step was chosen
+    assert proofs.order(steps([(0, 2, 0), (1, 2, 0)], [(2, 2, 0)]), later)["waited"].tolist() == [0]
     same_step = proofs.order(steps([(1, 2, 0), (0, 2, 0)]), rows)
     assert not same_step["ok"].any()
 

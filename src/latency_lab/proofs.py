@@ -105,7 +105,7 @@ def order(steps: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
     order of sending among equals. A request overtakes another where it is scheduled before it although it comes later
     in that order. A more urgent request that was sent later is only overtaken by what was scheduled ARRIVAL_S or more
     after. Requests that share a step are in order where vLLM put them so. One row a cell and engine; `waited`: requests
-    that were first scheduled after the first step, without which there is no order to see.
+    that had been sent before a step that was not theirs, without which there is no order to see.
     """
     parts = scheduled(steps)
     first = parts[parts["request"] >= 0].drop_duplicates(["cell", "request"])  # steps come in order
@@ -125,7 +125,7 @@ def order(steps: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
                 "engine": engine,
                 "policy": "priority" if by_priority else "fcfs",
                 "requests": len(own),
-                "waited": int((own["step"] > own["step"].min()).sum()),
+                "waited": _waited(own, steps.loc[(steps["cell"] == cell) & (steps["engine"] == engine), "start_s"]),
                 "overtaken": len(overtaken),
                 "ok": not overtaken,
                 "reason": reason,
@@ -213,6 +213,13 @@ def _prompt(
         "ok": not reasons,
         "reason": reasons[0] if reasons else "",
     }
+
+
+def _waited(own: pd.DataFrame, start_s: pd.Series) -> int:
+    """How many of the requests saw a step start between their sending and their own first step."""
+    starts = np.sort(start_s.to_numpy(float))
+    next_step = np.searchsorted(starts, own["sent_s"].to_numpy(float))
+    return int((starts[np.minimum(next_step, len(starts) - 1)] < own["start_s"].to_numpy(float)).sum())
 
 
 def _overtaken(own: pd.DataFrame) -> list[tuple[int, int]]:
