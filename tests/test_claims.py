@@ -146,6 +146,14 @@ def test_a_whole_prompt_in_three_chunks():
     ]
 
 
+def test_what_chunks_beside_a_stream_cost_is_said():
+    row = {"token_times_s": [0.1], "cached_tokens": 0, "max_num_batched_tokens": 4}
+    rows = [request(request=i, prompt_tokens=tokens, **row) for i, tokens in enumerate((8, 1))]
+    held = [[(1, 1, 0)], [(1, 1, 1), (0, 3, 0)], [(1, 1, 2), (0, 3, 3)], [(0, 2, 6)]]
+    one = verdict(measured(*rows, steps_table=steps(*held)), {"proof": "prompts-whole"}, claim="no-loss")
+    assert one.findings[0].numbers.endswith("beside other requests, 8 tokens at a took 3 chunks, alone 2")
+
+
 def test_one_counterexample_refutes():
     study = proven([(0, 4, 0)], [(0, 4, 4)], [(0, 2, 8)])
     one = verdict(study, {"proof": "prompts-whole"}, {"proof": "chunks-alone", "chunks": 4}, claim="no-loss")

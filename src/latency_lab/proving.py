@@ -71,12 +71,26 @@ def _prompts_whole(table: pd.DataFrame) -> Finding:
         f"{_share(table)} prompts were computed whole, {len(longer):,} of them in more than one chunk "
         f"({int(longer['prefill_tokens'].sum()):,} tokens in {int(longer['chunks'].sum()):,} chunks)"
     )
+    if beside := _beside_others(longer):
+        numbers += f"; beside other requests, {'; '.join(beside)}"
     if len(preempted):
         numbers += (
             f"; {len(preempted):,} requests were preempted and computed "
             f"{int(preempted['recomputed_tokens'].sum()):,} tokens again"
         )
     return _of(table, "every prompt token is computed", numbers, "no completed request is in the steps")
+
+
+def _beside_others(longer: pd.DataFrame, most: int = 4) -> list[str]:
+    """For the longest prompts that shared their steps: the chunks that they took, and would have taken alone."""
+    shared = longer[~longer["alone"].astype(bool)]
+    shared = shared[shared["prompt_tokens"] == shared["prompt_tokens"].max()]
+    said = []
+    for (setting, tokens), own in shared.groupby(["setting", "prompt_tokens"], sort=False):
+        low, high = own["chunks"].min(), own["chunks"].max()
+        count = f"{low}" if low == high else f"{low} to {high}"
+        said.append(f"{tokens:,} tokens at {setting} took {count} chunks, alone {own['chunks_alone'].iloc[0]}")
+    return said[:most]
 
 
 def _chunks_alone(table: pd.DataFrame, rule: Proof) -> Finding:
