@@ -13,7 +13,7 @@ import psutil
 import pytest
 from conftest import write_study
 
-from latency_lab import ROOT, measure, records, vllm_args
+from latency_lab import ROOT, measure, processes, records, vllm_args
 from latency_lab.study import load_study
 
 pytestmark = pytest.mark.engine
@@ -180,7 +180,7 @@ settings:
   axes: {max_num_batched_tokens: [64, 128]}
 workloads:
   quick: {load: {kind: closed, concurrency: 1, requests_each: 1}, prompt: {tokens: 8}, output: {tokens: 4}}
-  long: {load: {kind: closed, concurrency: 4, requests_each: 4}, prompt: {tokens: 8}, output: {tokens: 480}}
+  long: {load: {kind: closed, concurrency: 4, requests_each: 1}, prompt: {tokens: 8}, output: {tokens: 400}}
 repeats: 1
 order: listed
 warmup: 1
@@ -234,7 +234,7 @@ def test_a_killed_engine_and_a_killed_kernel_cost_one_cell_each_and_are_recorded
         kernel.kill()
         output, _ = sweep.communicate(timeout=120)
     finally:
-        sweep.kill()
+        processes.end(psutil.Process().children(recursive=True))
     assert sweep.returncode == 1, output
     assert engines_left() == []
     cells = records.load(runs / "faults").cells.set_index(["setting", "workload"])
@@ -267,7 +267,7 @@ def test_ctrl_c_ends_the_engine_and_keeps_finished_cells(fault_study, data_root)
         os.kill(sweep.pid, signal.SIGINT)
         output, _ = sweep.communicate(timeout=60)
     finally:
-        sweep.kill()
+        processes.end(psutil.Process().children(recursive=True))
     assert sweep.returncode == 130, output
     assert "run the same command again" in output
     assert engines_left() == []
