@@ -43,7 +43,9 @@ def findings(rule: Proof, study: Records) -> list[Finding]:
         return [_same_tokens(rule, requests, *pair) for pair in rule.compare]
     if steps.empty:
         notes = study.cells["steps_note"].dropna().unique()
-        why = f"no scheduler steps were recorded{f' ({notes[0]})' if len(notes) else ''}"
+        where = ", ".join([*rule.workload, *rule.setting])
+        why = f"{where}: no steps of it" if where and len(study.steps) else "no scheduler steps were recorded"
+        why += f" ({notes[0]})" if len(notes) else ""
         return [Finding(UNDECIDED, rule.proof, on=why, proof=True)]
     if rule.proof == "prompts-whole":
         return [_prompts_whole(proofs.prompts(steps, requests))]
