@@ -25,6 +25,9 @@ from latency_lab.study import CellPlan, Setting, Study, load_study
 FINISHED = ("done", "refused")
 """Statuses that a resumed sweep keeps; cells that failed or timed out are measured again."""
 
+CURRENT = ".current"
+"""File in a job's folder that names the cell under way, for the sweep's progress line."""
+
 PROBE_TIMEOUT_S = 60.0
 
 
@@ -177,7 +180,9 @@ class Job:
         await self._warm_up(living, vocabulary, pending)
         bar = tqdm(pending, unit="cell", desc=self.setting.label)
         for number, plan in enumerate(bar):
-            bar.set_postfix_str(f"{plan.point.label}, repeat {plan.repeat}")
+            current = f"{plan.point.label}, repeat {plan.repeat}"
+            bar.set_postfix_str(current)
+            records.write_text(current, self.folder / CURRENT)
             await self._cell(living, plan, vocabulary)
             show(self.table())
             if not await _answers(living):
@@ -372,7 +377,10 @@ async def _answers(living: engine.Engine) -> bool:
             pass
 
     try:
-        await asyncio.wait_for(one_token(), PROBE_TIMEOUT_S)
+        await asyncio.wait_for(one_token(), CURRENT = ".current"
+"""File in a job's folder that names the cell under way, for the sweep's progress line."""
+
+PROBE_TIMEOUT_S)
     except Exception:
         return False
     return True

@@ -84,7 +84,8 @@ def _execute(job: measure.Job, bar: tqdm) -> bool:
     job.folder.mkdir(parents=True, exist_ok=True)
     plans = job.pending()
     limit_s = job.study.start_timeout_s + sum(plan.point.timeout_s for plan in plans) + 60 * len(plans)
-    (job.folder / "parameters.json").unlink(missing_ok=True)
+    for stale in ("parameters.json", measure.CURRENT):
+        (job.folder / stale).unlink(missing_ok=True)
     before = bar.n
     with _papermill(job) as child, _on_interrupt() as interrupted:
         deadline = time.monotonic() + limit_s
@@ -92,6 +93,7 @@ def _execute(job: measure.Job, bar: tqdm) -> bool:
         while child.poll() is None and not interrupted:
             if time.monotonic() > deadline:
                 break
+            bar.set_postfix_str(_current(job), refresh=False)
             bar.update(before + _ended(job, plans, since=first) - bar.n)
             time.sleep(POLL_S)
         hung = child.poll() is None and not interrupted
@@ -157,6 +159,13 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
     family = psutil.Process(child.pid).children(recursive=True)
     processes.end([psutil.Process(child.pid), *family], patience_s=STOP_PATIENCE_S)
     child.wait()
+
+
+def _current(job: measure.Job) -> str:
+    """The cell under way, as the notebook names it; the engine is starting where it has named none yet."""
+    with contextlib.suppress(OSError):
+        return (job.folder / measure.CURRENT).read_text()
+    return "starting the engine"
 
 
 def _ended(job: measure.Job, plans: list[measure.CellPlan], since: float) -> int:
