@@ -18,10 +18,10 @@ pytestmark = pytest.mark.engine
 STUDY = """
 question: Does chunking lose anything?
 model: {source: smollm2}
-engine: {dtype: float32, enforce_eager: true, max_model_len: 4608, enable_prefix_caching: false}
+engine: {dtype: float32, enforce_eager: true, max_model_len: 4224, enable_prefix_caching: false}
 settings:
   named:
-    # 212,336,640 bytes of KV cache hold 4,608 tokens: the long prompt fits, eight growing requests do not.
+    # 36 blocks of 128 tokens, 46,080 bytes a token: the long prompt fits, eight growing requests do not.
     chunked: {engine: {max_num_batched_tokens: 1024, max_num_seqs: 8, kv_cache_memory_bytes: 212336640}}
     whole: {engine: {enable_chunked_prefill: off, max_num_batched_tokens: 4608, max_num_seqs: 1}}
 workloads:
