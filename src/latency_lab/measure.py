@@ -377,10 +377,7 @@ async def _answers(living: engine.Engine) -> bool:
             pass
 
     try:
-        await asyncio.wait_for(one_token(), CURRENT = ".current"
-"""File in a job's folder that names the cell under way, for the sweep's progress line."""
-
-PROBE_TIMEOUT_S)
+        await asyncio.wait_for(one_token(), PROBE_TIMEOUT_S)
     except Exception:
         return False
     return True
