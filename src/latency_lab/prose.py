@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,8 @@ def findings(reference: Path) -> str:
 def _datacenter(study: records.Records) -> list[str]:
     """The thread's workload and the stalls, a line for each setting."""
     table = metrics.summary(study.requests)
-    thread = table[table["workload"] == "thread"].set_index("setting")
-    chats = table[(table["workload"] == "long-prompts") & (table["class_name"] == "chat")].set_index("setting")
+    thread = _by_setting(table[table["workload"] == "thread"])
+    chats = _by_setting(table[(table["workload"] == "long-prompts") & (table["class_name"] == "chat")])
     head = ["setting", "TTFT p50", "TPOT p50", "E2E p50", "output tokens/s", "ITL p99 beside long prompts"]
     lines = [
         f"**A 4B model on a datacenter GPU.** {_measured(study)} The thread's workload (20 requests at once, 256 "
@@ -62,18 +63,18 @@ def _datacenter(study: records.Records) -> list[str]:
         "| " + " | ".join(head) + " |",
         "|" + "---|" * len(head),
     ]
-    for label, row in thread.iterrows():
-        values = _latencies(row) + [_span(chats.loc[label], "itl_p99_s", 1e3, "ms")]
+    for label, row in thread.items():
+        values = _latencies(row) + [_span(chats[label], "itl_p99_s", 1e3, "ms")]
         lines.append(f"| {label} | " + " | ".join(values) + " |")
-    base = thread.loc["budget=8192 seqs=256"]
-    small, large = (chats.loc[f"budget={budget} seqs=256", "itl_p99_s"] for budget in (512, 8192))
-    eager, few, fp8 = (thread.loc[label] for label in ("eager", "seqs-4", "fp8-weights"))
+    base = thread["budget=8192 seqs=256"]
+    small, large = (chats[f"budget={budget} seqs=256"]["itl_p99_s"] for budget in (512, 8192))
+    eager, few, fp8 = (thread[label] for label in ("eager", "seqs-4", "fp8-weights"))
     lines += [
         "",
         f"Eager mode multiplies the median E2E by {_three(eager['e2e_p50_s'] / base['e2e_p50_s'])}; `max_num_seqs` 4 "
         f"multiplies it by {_three(few['e2e_p50_s'] / base['e2e_p50_s'])}, since the wait moves into the queue; FP8 "
         f"weights by {_three(fp8['e2e_p50_s'] / base['e2e_p50_s'])}. A budget of 512 instead of 8,192 changes it by a "
-        f"factor of {_three(thread.loc['budget=512 seqs=256', 'e2e_p50_s'] / base['e2e_p50_s'])}, and takes the stalls "
+        f"factor of {_three(thread['budget=512 seqs=256']['e2e_p50_s'] / base['e2e_p50_s'])}, and takes the stalls "
         f"beside long prompts from {_three(large * 1e3)} to {_three(small * 1e3)} ms (ITL p99).",
     ]
     return lines
@@ -94,6 +95,10 @@ def _cpu(study: records.Records) -> list[str]:
     ]
 
 
+def _by_setting(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    return {str(row["setting"]): dict(row) for row in rows.to_dict("records")}
+
+
 def _measured(study: records.Records) -> str:
     cells = study.cells
     one = cells[cells["status"] == "done"].iloc[0]
@@ -105,7 +110,7 @@ def _measured(study: records.Records) -> str:
     )
 
 
-def _latencies(row: Any) -> list[str]:
+def _latencies(row: Mapping[Any, Any]) -> list[str]:
     return [
         _span(row, "ttft_p50_s", 1e3, "ms"),
         _span(row, "tpot_p50_s", 1e3, "ms"),
@@ -163,7 +168,7 @@ def _thread(table: pd.DataFrame) -> list[str]:
     ]
 
 
-def _span(row: Any, name: str, scale: float, unit: str) -> str:
+def _span(row: Mapping[Any, Any], name: str, scale: float, unit: str) -> str:
     low, high = (row.get(f"{name}_{end}") for end in ("low", "high"))
     value = f"{_three(row[name] * scale)} {unit}".strip()
     if low is None or high is None or pd.isna(low) or pd.isna(high):
