@@ -95,8 +95,8 @@ def _cpu(study: records.Records) -> list[str]:
     ]
 
 
-def _by_setting(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    return {str(row["setting"]): dict(row) for row in rows.to_dict("records")}
+def _by_setting(rows: pd.DataFrame) -> dict[str, Mapping[Any, Any]]:
+    return {str(row["setting"]): row for row in rows.to_dict("records")}
 
 
 def _measured(study: records.Records) -> str:
