@@ -20,8 +20,8 @@ from latency_lab.study_schema import Config, SmolLM2
 STREAMS = (1, 64, 256, 1024)
 TOKENS = 20_000
 ROUNDS = 5
-PAIRS = 10
-"""Rounds of each kind on one engine, in alternation. Single rounds differ by several per cent on a small machine."""
+PAIRS = 30
+"""Rounds of each kind on one engine, in alternation. Many short ones: what else the machine does then falls on both."""
 
 
 def run() -> int:
@@ -96,7 +96,7 @@ async def trace_cost() -> None:
     Ratios above 1 mean slower for ITL and faster for throughput; in brackets, 95 % bootstrap intervals.
     """
     gpu = machine.has_gpu()
-    streams, tokens = (64, 256) if gpu else (8, 32)
+    streams, tokens = (64, 128) if gpu else (8, 12)
     source = Config(source="config", config="qwen3-4b-instruct-2507") if gpu else SmolLM2()
     model = models.prepare(source, ROOT / "data" / "models")
     print(
