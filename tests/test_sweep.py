@@ -13,7 +13,7 @@ import psutil
 import pytest
 from conftest import write_study
 
-from latency_lab import ROOT, measure, processes, records, vllm_args
+from latency_lab import ROOT, measure, processes, records, sweep, vllm_args
 from latency_lab.study import load_study
 
 pytestmark = pytest.mark.engine
@@ -297,3 +297,16 @@ def test_errors_in_a_study_are_found_before_an_engine_starts(tmp_path):
     assert len(done.stderr.strip().splitlines()) == 1
     assert f"{path}:4" in done.stderr and "max_num_seq" in done.stderr and "max_num_seqs" in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_notebook_that_outlives_its_sweep_keeps_the_folder_locked(tmp_path):
+    with sweep._locked(tmp_path) as lock:
+        notebook = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=[lock])
+    try:
+        with pytest.raises(sweep.SweepError, match="another sweep is at work here"), sweep._locked(tmp_path):
+            pass
+    finally:
+        notebook.kill()
+        notebook.wait()
+    with sweep._locked(tmp_path):
+        pass

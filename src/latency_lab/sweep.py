@@ -52,7 +52,7 @@ def run(study: Study, runs: Path, force: bool = False) -> int:
         raise SweepError(
             f"{folder}: only {free / 1e6:.0f} MB free on its disk; a sweep wants {FREE_DISK_BYTES / 1e6:.0f} MB"
         )
-    with _locked(folder):
+    with _locked(folder) as lock:
         jobs = measure.jobs(study, runs, force)
         todo = [job for job in jobs if job.pending()]
         cells = sum(len(job.pending()) for job in todo)
@@ -71,13 +71,13 @@ def run(study: Study, runs: Path, force: bool = False) -> int:
         with tqdm(total=cells, unit="cell", disable=not todo, mininterval=0.5 if sys.stderr.isatty() else 30) as bar:
             for number, job in enumerate(todo):
                 bar.set_description(f"setting {number + 1}/{len(todo)} {job.setting.label}")
-                interrupted = not _execute(job, bar)
+                interrupted = not _execute(job, bar, lock)
                 if interrupted:
                     break
         return _conclude(jobs, interrupted)
 
 
-def _execute(job: measure.Job, bar: tqdm) -> bool:
+def _execute(job: measure.Job, bar: tqdm, lock: int) -> bool:
     """Execute the notebook of one job and see that each of its cells has a row; false where Ctrl-C ended it."""
     for line in processes.end_orphans(job.runs):
         tqdm.write(f"ended a process left over from an earlier engine: {line}")
@@ -87,7 +87,7 @@ def _execute(job: measure.Job, bar: tqdm) -> bool:
     for stale in ("parameters.json", measure.CURRENT):
         (job.folder / stale).unlink(missing_ok=True)
     before = bar.n
-    with _papermill(job) as child, _on_interrupt() as interrupted:
+    with _papermill(job, lock) as child, _on_interrupt() as interrupted:
         deadline = time.monotonic() + limit_s
         first = time.time()
         while child.poll() is None and not interrupted:
@@ -115,8 +115,12 @@ def _execute(job: measure.Job, bar: tqdm) -> bool:
 
 
 @contextlib.contextmanager
-def _papermill(job: measure.Job) -> Iterator[subprocess.Popen[bytes]]:
-    """papermill on measure.ipynb as a process of its own: its kernel, engine and memory go with it."""
+def _papermill(job: measure.Job, lock: int) -> Iterator[subprocess.Popen[bytes]]:
+    """papermill on measure.ipynb as a process of its own: its kernel, engine and memory go with it.
+
+    It holds the folder's `lock` too: where this process is killed, it finishes its setting, and no second sweep starts
+    an engine beside it meanwhile.
+    """
     parameters = job.folder / ".parameters.yaml"
     records.write_text(json.dumps(job.parameters()), parameters)
     command = [
@@ -126,7 +130,9 @@ def _papermill(job: measure.Job) -> Iterator[subprocess.Popen[bytes]]:
     ]
     with (job.folder / "papermill.log").open("w") as log:
         # Its own session, so that the terminal's Ctrl-C reaches this process alone, which then ends things in order.
-        child = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
+        child = subprocess.Popen(
+            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[lock]
+        )
         try:
             yield child
         finally:
@@ -230,8 +236,8 @@ def _row(job: measure.Job, cell: str) -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One sweep a folder: the system drops the lock when its holder ends, however it ends."""
+def _locked(folder: Path) -> Iterator[int]:
+    """One sweep a folder: the system drops the lock when its holders end, however they end. Gives its descriptor."""
     with (folder / ".lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -241,7 +247,7 @@ def _locked(folder: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
-        yield
+        yield file.fileno()
 
 
 def _minutes(seconds: float) -> str:
