@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,22 +63,25 @@ def build(data_root: Path, figures_root: Path, out: Path) -> Path | None:
     verdicts = Page(data_root, "all studies", CLAIMS.stem + ".html", figures_root)
     out.mkdir(parents=True, exist_ok=True)
     for page in pages:
-        start = time.monotonic()
         try:
             page.facts = tables.facts(records.load(page.records))
-            records.write_text(_render(page), out / page.file)
         except Exception as error:  # whatever it is, other studies are still worth reading
             page.error = _one_line(error)
-            (out / page.file).unlink(missing_ok=True)
-        outcome = f"failed: {page.error}" if page.error else f"{out / page.file}"
-        print(f"{page.study} ({page.source}), {time.monotonic() - start:.0f} s: {outcome}", flush=True)
-    if readable := [page.records for page in pages if not page.error]:
-        try:
-            records.write_text(_render_claims(readable), out / verdicts.file)
-            print(f"claims: {out / verdicts.file}", flush=True)
-        except Exception as error:
-            verdicts.error = _one_line(error)
-            print(f"claims: failed: {verdicts.error}", flush=True)
+            print(f"{page.study} ({page.source}): failed: {page.error}", flush=True)
+    readable = [page.records for page in pages if not page.error]
+    # Two at a time: each is a kernel of its own, and a page takes mostly one core.
+    with ProcessPoolExecutor(2) as pool:
+        drawn = {pool.submit(_render, page): (page, page.study) for page in pages if not page.error}
+        if readable:
+            drawn[pool.submit(_render_claims, readable)] = (verdicts, "claims")
+        for future in as_completed(drawn):
+            page, name = drawn[future]
+            try:
+                records.write_text(future.result(), out / page.file)
+            except Exception as error:
+                page.error = _one_line(error)
+            outcome = f"failed: {page.error}" if page.error else f"{out / page.file}"
+            print(f"{name} ({page.source}): {outcome}", flush=True)
     written = [*pages, *([verdicts] if readable else [])]
     for stale in set(out.glob("*.html")) - {out / page.file for page in written if not page.error}:
         stale.unlink()
