@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,7 +139,9 @@ def test_conda_and_pyproject_declare_the_same() -> None:
 @pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="runs in the .venv of make setup only")
 def test_what_is_installed_is_what_is_pinned() -> None:
     flavour = (ROOT / ".venv" / ".made").read_text().split()[0]
-    installed = {canonicalize_name(one.name): one.version for one in importlib.metadata.distributions()}
+    # This folder alone: other tests import setuptools, which puts copies of its own dependencies on sys.path.
+    here = importlib.metadata.distributions(path=[sysconfig.get_path("purelib")])
+    installed = {canonicalize_name(one.name): one.version for one in here}
     pinned = pins(f"{flavour}.txt")
     assert {name: installed.get(name) for name in pinned} == pinned
     assert flavour == "gpu" or not KEPT_OUT & installed.keys()
