@@ -180,7 +180,7 @@ settings:
   axes: {max_num_batched_tokens: [64, 128]}
 workloads:
   quick: {load: {kind: closed, concurrency: 1, requests_each: 1}, prompt: {tokens: 8}, output: {tokens: 4}}
-  long: {load: {kind: closed, concurrency: 4, requests_each: 1}, prompt: {tokens: 8}, output: {tokens: 400}}
+  long: {load: {kind: closed, concurrency: 4, requests_each: 1}, prompt: {tokens: 8}, output: {tokens: 200}}
 repeats: 1
 order: listed
 warmup: 1
