@@ -345,7 +345,7 @@ async def _stop(llm: Any, before: set[psutil.Process]) -> None:
 def _reason(error: BaseException, log: Path) -> str:
     """vLLM's reason in one line. Errors in the engine's own process reach us only through its log."""
     text = " ".join(str(error).split()) or type(error).__name__
-    if "Engine core initialization failed" in text or "initialization failed" in text:
+    if "initialization failed" in text:
         tail = log.read_text(errors="replace").splitlines() if log.exists() else []
         causes = [line.split("] ", 1)[-1].strip() for line in tail if "Error" in line and "Engine core" not in line]
         named = [line for line in causes if line.split(":")[0].split(".")[-1].endswith(("Error", "Exception"))]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -70,16 +69,9 @@ def end(processes: Iterable[psutil.Process], patience_s: float = 5.0) -> None:
     psutil.wait_procs(alive, timeout=patience_s)
 
 
-def end_session(leader: int, patience_s: float = 5.0) -> None:
-    """End a session's leader and all its members, e.g. a kernel with its engine."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        end(_members(leader, psutil.Process(leader).create_time()), patience_s)
-
-
 def wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> bool:
     """Wait until all have ended; false where some still run after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    _, alive = psutil.wait_procs(list(processes), timeout=max(0.0, deadline - time.monotonic()))
+    _, alive = psutil.wait_procs(list(processes), timeout=timeout_s)
     return not alive
 
 
