@@ -42,6 +42,23 @@ def test_what_a_killed_kernel_left_is_ended(tmp_path, monkeypatch):
     assert processes.end_orphans(tmp_path) == [], "the ledger forgets what is settled"
 
 
+def test_a_zombie_is_not_waited_for(tmp_path):
+    """The orphan of a first process that reaps nobody: here its parent lives and does not look."""
+    parent = (
+        "import subprocess, sys, time; child = subprocess.Popen(['true']); print(child.pid, flush=True); time.sleep(60)"
+    )
+    careless = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    try:
+        child = psutil.Process(int(careless.stdout.readline()))
+        while child.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        assert processes.wait_gone([child], timeout_s=0)
+        assert not processes.wait_gone([child, psutil.Process(careless.pid)], timeout_s=0)
+    finally:
+        careless.kill()
+        careless.wait()
+
+
 def test_a_session_number_given_to_somebody_else_is_left_alone(tmp_path):
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     try:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
 LEDGER = "engines.jsonl"
+POLL_S = 0.2
 
 
 def register(folder: Path) -> None:
@@ -62,17 +64,36 @@ def end(processes: Iterable[psutil.Process], patience_s: float = 5.0) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
-    _, alive = psutil.wait_procs(processes, timeout=patience_s)
-    for process in alive:
+    for process in _wait(processes, patience_s):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(alive, timeout=patience_s)
+    _wait(processes, patience_s)
 
 
 def wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> bool:
     """Wait until all have ended; false where some still run after `timeout_s`."""
-    _, alive = psutil.wait_procs(list(processes), timeout=timeout_s)
-    return not alive
+    return not _wait(list(processes), timeout_s)
+
+
+def _wait(processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Those that still run after `timeout_s`.
+
+    A zombie has ended (psutil.wait_procs would wait for it): where the first process reaps nobody's orphans, as in many
+    containers, it stays one.
+    """
+    deadline = time.monotonic() + timeout_s
+    while alive := [process for process in processes if _runs(process)]:
+        if time.monotonic() > deadline:
+            break
+        psutil.wait_procs(alive, timeout=POLL_S)  # which reaps our own children
+    return alive
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _entries(ledger: Path) -> list[dict[str, float]]:
@@ -88,7 +109,7 @@ def _entries(ledger: Path) -> list[dict[str, float]]:
 def _lives(entry: dict[str, float]) -> bool:
     try:
         process = psutil.Process(int(entry["pid"]))
-        return bool(process.create_time() == entry["created"] and process.status() != psutil.STATUS_ZOMBIE)
+        return bool(process.create_time() == entry["created"] and _runs(process))
     except psutil.NoSuchProcess:
         return False
 
