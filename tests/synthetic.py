@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from latency_lab import records
+from latency_lab import files, records, schemas
 
 
 def request(**values: Any) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def request(**values: Any) -> dict[str, Any]:
 
 def frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """Rows of `requests` as `records.load` would return them."""
-    return records.to_pandas(records.table(rows, records.REQUESTS))
+    return records.to_pandas(records.table(rows, schemas.REQUESTS))
 
 
 def cell(**values: Any) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def cell(**values: Any) -> dict[str, Any]:
 
 def cells(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """Rows of `cells` as `records.load` would return them."""
-    return records.to_pandas(records.table(rows, records.CELLS))
+    return records.to_pandas(records.table(rows, schemas.CELLS))
 
 
 def write_study(
@@ -193,7 +193,7 @@ def _cell(keys: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     resolved = json.dumps(
         {"max_num_batched_tokens": keys["max_num_batched_tokens"], "max_num_seqs": keys["max_num_seqs"]}
     )
-    return cell(**(keys | {"resolved": resolved, "resolved_id": records.digest(resolved)} | values))
+    return cell(**(keys | {"resolved": resolved, "resolved_id": files.digest(resolved)} | values))
 
 
 def _row(keys: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:

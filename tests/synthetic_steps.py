@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from synthetic import cell, request
 
-from latency_lab import records
+from latency_lab import records, schemas
 
 STREAMS = [("chat", 32, 60, 0.0)] * 4 + [("long", 1024, 4, at) for at in (1.0, 2.5)]
 """Class, prompt tokens, output tokens and arrival in seconds of each request of `streams`."""
@@ -39,14 +39,14 @@ def write(folder: Path, budgets: Sequence[int] = (128, 512, 2048), repeats: int 
                     "scheduling_policy": "fcfs",
                 }
                 requests, steps = run(asked, budget, chunked, slower=1 + 0.03 * repeat)
-                table = pa.Table.from_pylist([step | {k: keys[k] for k in _KEYS} for step in steps], records.STEPS)
+                table = pa.Table.from_pylist([step | {k: keys[k] for k in _KEYS} for step in steps], schemas.STEPS)
                 ends = max(row["finished_s"] for row in requests)
                 rows = [request(**(keys | row)) for row in requests]
                 records.write_cell(folder / label, cell(**(keys | {"duration_s": ends})), rows, table)
     return folder
 
 
-_KEYS = [field.name for field in records.KEYS]
+_KEYS = [field.name for field in schemas.KEYS]
 
 
 def run(

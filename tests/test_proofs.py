@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from synthetic import cell, cells, frame, request
 
-from latency_lab import proofs, records
+from latency_lab import proofs, records, schemas
 
 
 def steps(*held, cell="cell0", budget_s=0.1, preempted=()):
@@ -14,7 +14,7 @@ def steps(*held, cell="cell0", budget_s=0.1, preempted=()):
     rows = []
     for number, parts in enumerate(held):
         rows.append(
-            {name: request(cell=cell)[name] for name in [field.name for field in records.KEYS]}
+            {name: request(cell=cell)[name] for name in [field.name for field in schemas.KEYS]}
             | {
                 "engine": 0,
                 "step": number,
@@ -31,7 +31,7 @@ def steps(*held, cell="cell0", budget_s=0.1, preempted=()):
                 "kv_cache_usage": 0.5,
             }
         )
-    return records.to_pandas(records.table(rows, records.STEPS))
+    return records.to_pandas(records.table(rows, schemas.STEPS))
 
 
 def requests(*rows, **common):

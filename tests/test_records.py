@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from latency_lab import records
+from latency_lab import files, records, schemas
 
 KEYS = {
     "study": "s",
@@ -48,26 +48,26 @@ def test_round_trip_keeps_integers_beside_nulls_and_lists(tmp_path):
     assert rows["token_times_s"][1] is None
     assert rows["error"][1] == "timeout: due, but never sent"
     cell = loaded.cells.iloc[0]
-    assert (cell["requests"], cell["requests_failed"], cell["schema_version"]) == (2, 1, records.SCHEMA_VERSION)
+    assert (cell["requests"], cell["requests_failed"], cell["schema_version"]) == (2, 1, schemas.SCHEMA_VERSION)
 
 
 def test_files_have_one_schema_whatever_the_rows_hold():
-    assert records.table([], records.REQUESTS).schema == records.table([GOOD, LOST], records.REQUESTS).schema
+    assert records.table([], schemas.REQUESTS).schema == records.table([GOOD, LOST], schemas.REQUESTS).schema
 
 
 def test_a_column_that_the_schema_lacks_is_an_error():
     with pytest.raises(KeyError, match="tokens_per_second"):
-        records.table([{**GOOD, "tokens_per_second": 1.0}], records.REQUESTS)
+        records.table([{**GOOD, "tokens_per_second": 1.0}], schemas.REQUESTS)
 
 
 def test_an_absent_required_column_is_an_error(tmp_path):
     with pytest.raises(pa.ArrowInvalid):
-        records.write_parquet(records.table([{"study": "s"}], records.CELLS), tmp_path / "a.parquet")
+        records.write_parquet(records.table([{"study": "s"}], schemas.CELLS), tmp_path / "a.parquet")
     assert list(tmp_path.iterdir()) == [], "a write that failed left something behind"
 
 
 def test_a_cell_is_finished_only_with_its_row(tmp_path):
-    records.write_parquet(records.table([GOOD], records.REQUESTS), tmp_path / "c1.requests.parquet")
+    records.write_parquet(records.table([GOOD], schemas.REQUESTS), tmp_path / "c1.requests.parquet")
     assert records.read_cell(tmp_path, "c1") is None
     records.write_cell(tmp_path, CELL, [GOOD])
     assert records.read_cell(tmp_path, "c1")["status"] == "done"
@@ -134,15 +134,15 @@ def test_packing_keeps_every_row_with_one_row_group_a_cell(tmp_path):
 
 def test_requests_of_an_unfinished_cell_are_not_read(tmp_path):
     records.write_cell(tmp_path / "s" / "a", CELL, [GOOD])
-    stray = records.table([{**GOOD, "cell": "c9"}], records.REQUESTS)
+    stray = records.table([{**GOOD, "cell": "c9"}], schemas.REQUESTS)
     records.write_parquet(stray, tmp_path / "s" / "a" / "c9.requests.parquet")
     assert records.load(tmp_path / "s").requests["cell"].unique().tolist() == ["c1"]
 
 
 def test_every_column_says_what_it_is():
-    for schema in (records.REQUESTS, records.CELLS):
+    for schema in (schemas.REQUESTS, schemas.CELLS):
         assert not [field.name for field in schema if not field.metadata[b"doc"]]
 
 
 def test_a_digest_is_the_same_everywhere():
-    assert records.digest({"b": [1, None], "a": 1.5}) == records.digest({"a": 1.5, "b": [1, None]}) == "91ce22852ed2"
+    assert files.digest({"b": [1, None], "a": 1.5}) == files.digest({"a": 1.5, "b": [1, None]}) == "91ce22852ed2"

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import MODELS
 
-from latency_lab import client, engine, models, records, trace
+from latency_lab import client, engine, models, records, schemas, trace
 from latency_lab.load import Request, Stream
 from latency_lab.steps import request_number, table
 from latency_lab.study_schema import SmolLM2
@@ -88,7 +88,7 @@ def test_memory_is_bounded_and_what_was_dropped_is_counted():
 
 def test_steps_without_work_are_not_steps():
     assert len(play(Paper({}), [({}, ())]).start) == 0
-    assert table([play(Paper({}), [])], 0.0, KEYS).schema == records.STEPS
+    assert table([play(Paper({}), [])], 0.0, KEYS).schema == schemas.STEPS
 
 
 def test_a_step_whose_end_is_not_known_has_none():
@@ -237,7 +237,7 @@ def test_records_from_before_there_were_steps_still_load(tmp_path):
     assert records.read_cell(folder, "c1")["steps_note"] is None
     loaded = records.load(tmp_path / "s")
     assert loaded.cells["steps"].isna().all()
-    assert len(loaded.steps) == 0 and list(loaded.steps.columns) == records.STEPS.names
+    assert len(loaded.steps) == 0 and list(loaded.steps.columns) == schemas.STEPS.names
     records.pack(tmp_path / "s", tmp_path / "packed")
     assert not (tmp_path / "packed" / "steps.parquet").exists()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from latency_lab import bootstrap, metrics, records
+from latency_lab import bootstrap, files, metrics
 
 REPEATS_NEEDED = 2
 """With one repeat nothing is known of how much repeats differ, so no interval is honest."""
@@ -61,7 +61,7 @@ def effect(
         own = requests[requests["setting"] == setting]
         if own.empty:
             return Effect(problem=f"{setting} was not measured")
-        rng = np.random.default_rng([seed, int(records.digest([setting, metric, of_class]), 16)])
+        rng = np.random.default_rng([seed, int(files.digest([setting, metric, of_class]), 16)])
         estimate, drawn, problem = _sample(own, metric, of_class, draws, rng)
         if problem:
             return Effect(problem=f"{setting}: {problem}")

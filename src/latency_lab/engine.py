@@ -23,8 +23,9 @@ import psutil
 
 from latency_lab import machine, processes
 from latency_lab import trace as tracing
+from latency_lab.files import digest
 from latency_lab.models import Model
-from latency_lab.records import SETTING_VALUES, digest
+from latency_lab.schemas import SETTING_VALUES
 
 CPU_KV_CACHE_BYTES = 1 << 30
 """KV cache on a CPU unless the study says otherwise: vLLM's own default takes a share of one NUMA node's memory, which

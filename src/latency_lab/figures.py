@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from latency_lab import labels, metrics, panels, style
+from latency_lab import labels, metrics, panels, schemas, style
 from latency_lab.style import Context, Drawn
 
 UNITS = {"e2e": ("E2E", "s", 1.0), "ttft": ("TTFT", "s", 1.0), "tpot": ("TPOT", "ms", 1e3)}
@@ -290,7 +290,7 @@ def _one_grid(grid: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     left out.
     """
     fixed = ["max_num_batched_tokens", "max_num_seqs"]
-    others = [field.name for field in metrics.records.SETTING_VALUES if field.name not in fixed]
+    others = [field.name for field in schemas.SETTING_VALUES if field.name not in fixed]
     if not grid.duplicated(fixed).any():
         return grid, ""
     group = grid.groupby(others, dropna=False, sort=False).ngroup()

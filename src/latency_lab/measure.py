@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from latency_lab import ROOT, client, engine, load, machine, metrics, models, records, vllm_args
+from latency_lab import ROOT, client, engine, files, load, machine, metrics, models, records, schemas, vllm_args
 from latency_lab.study import CellPlan, Setting, Study, load_study
 
 FINISHED = ("done", "refused")
@@ -38,7 +38,7 @@ def root_path(path: str | Path) -> Path:
 
 def setting_id(setting: Setting, model: models.Model, env: dict[str, str], seed: int) -> str:
     """Hash of all that shapes a setting's cells: arguments, model, environment, vLLM's version, device, schema."""
-    return records.digest(
+    return files.digest(
         {
             "args": setting.args,
             "model": [model.name, model.weights, model.digest],
@@ -46,7 +46,7 @@ def setting_id(setting: Setting, model: models.Model, env: dict[str, str], seed:
             "seed": seed,
             "vllm": machine.vllm_version(),
             "device": machine.device(),
-            "schema": records.SCHEMA_VERSION,
+            "schema": schemas.SCHEMA_VERSION,
         }
     )
 
@@ -70,7 +70,7 @@ class Job:
 
     def cell_id(self, plan: CellPlan) -> str:
         """Id of a cell: equal only where setting, workload point, repeat, seed and what is kept are equal."""
-        return records.digest(
+        return files.digest(
             [self.id, plan.point.id, plan.repeat, plan.seed, self.study.warmup, self.study.keep_token_ids]
             + (["trace"] if self.study.trace else [])
             + (["logprobs"] if plan.point.keep_logprobs else [])
@@ -113,7 +113,7 @@ class Job:
         where it dies under load; every cell has its row with the reason by then.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        records.write_text(json.dumps(self.parameters(), indent=1), self.folder / "parameters.json")
+        files.write_text(json.dumps(self.parameters(), indent=1), self.folder / "parameters.json")
         pending = self.pending()
         if not pending:
             return
@@ -182,7 +182,7 @@ class Job:
         for number, plan in enumerate(bar):
             current = f"{plan.point.label}, repeat {plan.repeat}"
             bar.set_postfix_str(current)
-            records.write_text(current, self.folder / CURRENT)
+            files.write_text(current, self.folder / CURRENT)
             await self._cell(living, plan, vocabulary)
             show(self.table())
             if not await _answers(living):
@@ -266,13 +266,13 @@ class Job:
             }
             if facts is None:  # no engine ever resolved them: the typed columns say what was asked
                 asked = self.setting.args
-                row |= {column.name: asked.get(column.name) for column in records.SETTING_VALUES}
+                row |= {column.name: asked.get(column.name) for column in schemas.SETTING_VALUES}
             else:
                 row |= facts.setting_values
             try:
                 records.write_cell(self.folder, row, [])
             except (ValueError, TypeError):  # asked for something that has not even the right type
-                row |= {column.name: None for column in records.SETTING_VALUES}
+                row |= {column.name: None for column in schemas.SETTING_VALUES}
                 records.write_cell(self.folder, row, [])
             self.rows.append({**row, "_requests": []})
 
@@ -337,7 +337,7 @@ def jobs(study: Study, runs: Path, force: bool = False, settings: list[Setting] 
     prepared: dict[str, models.Model] = {}
     found = []
     for setting in settings if settings is not None else study.settings_in_order():
-        key = records.digest(setting.model.model_dump())
+        key = files.digest(setting.model.model_dump())
         if key not in prepared:
             prepared[key] = models.prepare(setting.model, cache)
         found.append(Job(study, setting, prepared[key], runs, force))
@@ -349,7 +349,7 @@ def _line(row: dict[str, Any]) -> list[Any]:
     medians: dict[str, float | None] = {"ttft_s": None, "tpot_s": None, "e2e_s": None}
     tokens = 0
     if row["_requests"]:
-        requests = metrics.latencies(records.to_pandas(records.table(row["_requests"], records.REQUESTS)))
+        requests = metrics.latencies(records.to_pandas(records.table(row["_requests"], schemas.REQUESTS)))
         medians = {name: requests[name].median() for name in medians}
         tokens = int(requests["output_tokens"].sum())
     ttft, tpot, e2e = (None if value is None or pd.isna(value) else float(value) for value in medians.values())

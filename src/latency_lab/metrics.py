@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from latency_lab import bootstrap, records
+from latency_lab import bootstrap, files, schemas
 
 PERCENTILES = (50, 90, 95, 99)
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
@@ -47,7 +47,7 @@ LOOP_LAG_MAX_SHARE = 0.25
 
 DURATION_MIN_S = 1.0
 
-_VALUES = [field.name for field in records.SETTING_VALUES + records.WORKLOAD_VALUES]
+_VALUES = [field.name for field in schemas.SETTING_VALUES + schemas.WORKLOAD_VALUES]
 
 
 def latencies(requests: pd.DataFrame) -> pd.DataFrame:
@@ -166,7 +166,7 @@ def summary(requests: pd.DataFrame, draws: int = 1000, seed: int = 0, level: flo
     rates = throughput(requests)
     out = []
     for key, group in table.groupby(POINT, sort=False):
-        rng = np.random.default_rng([seed, int(records.digest(list(key)), 16)])
+        rng = np.random.default_rng([seed, int(files.digest(list(key)), 16)])
         cells = rates[(rates["setting"] == key[0]) & (rates["workload"] == key[1])]
         drawn = bootstrap.resample(group["repeat"].to_numpy(int), cells["repeat"].to_numpy(int), draws, rng)
         spans = [slice(bounds[i], bounds[i + 1]) for i in group.index]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from latency_lab import ROOT, records, tables
+from latency_lab import ROOT, files, records, tables
 
 NOTEBOOK = ROOT / "notebooks" / "analysis.ipynb"
 CLAIMS = ROOT / "notebooks" / "claims.ipynb"
@@ -77,7 +77,7 @@ def build(data_root: Path, figures_root: Path, out: Path) -> Path | None:
         for future in as_completed(drawn):
             page, name = drawn[future]
             try:
-                records.write_text(future.result(), out / page.file)
+                files.write_text(future.result(), out / page.file)
             except Exception as error:
                 page.error = _one_line(error)
             outcome = f"failed: {page.error}" if page.error else f"{out / page.file}"
@@ -86,7 +86,7 @@ def build(data_root: Path, figures_root: Path, out: Path) -> Path | None:
     for stale in set(out.glob("*.html")) - {out / page.file for page in written if not page.error}:
         stale.unlink()
     index = out / "index.html"
-    records.write_text(_index(pages, verdicts if readable else None), index)
+    files.write_text(_index(pages, verdicts if readable else None), index)
     if not pages:
         print(f"no records in {data_root / 'runs'} or {data_root / 'reference'}: `make study` measures this machine")
         return None

@@ -1,4 +1,4 @@
-"""Noted scheduler steps as a table of records.STEPS: one row a step, one list item for each request in it."""
+"""Noted scheduler steps as a table of schemas.STEPS: one row a step, one list item for each request in it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from latency_lab import records
+from latency_lab import schemas
 
 if TYPE_CHECKING:
     from latency_lab.trace import Steps
 
 
 def table(recorded: list[Steps], zero_s: float, keys: Mapping[str, Any]) -> pa.Table:
-    """Noted steps as a table of records.STEPS, in seconds from `zero_s`; `recorded` has an item for each scheduler."""
+    """Noted steps as a table of schemas.STEPS, in seconds from `zero_s`; `recorded` has an item for each scheduler."""
     parts = [_part(number, steps, zero_s, keys) for number, steps in enumerate(recorded)]
-    return pa.concat_tables(parts) if parts else records.STEPS.empty_table()
+    return pa.concat_tables(parts) if parts else schemas.STEPS.empty_table()
 
 
 def _part(engine: int, steps: Steps, zero_s: float, keys: Mapping[str, Any]) -> pa.Table:
@@ -44,11 +44,11 @@ def _part(engine: int, steps: Steps, zero_s: float, keys: Mapping[str, Any]) -> 
         "preempted": np.bincount(np.asarray(steps.preempted_step), minlength=count)[:count],
         "kv_cache_usage": np.asarray(steps.usage),
     }
-    for column in records.KEYS:
+    for column in schemas.KEYS:
         columns[column.name] = pa.repeat(pa.scalar(keys[column.name], type=column.type), count)
     arrays = [pa.array(values) if isinstance(values, np.ndarray) else values for values in columns.values()]
     found = pa.table(arrays, names=list(columns))
-    return pa.table([found.column(one.name).cast(one.type) for one in records.STEPS], schema=records.STEPS)
+    return pa.table([found.column(one.name).cast(one.type) for one in schemas.STEPS], schema=schemas.STEPS)
 
 
 def _lists(offsets: pa.Array, values: np.ndarray) -> pa.Array:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from latency_lab.records import digest
+from latency_lab.files import digest
 from latency_lab.study_file import Loc, Problem, StudyFile, allowed, show
 from latency_lab.study_grid import Point, Setting, conflicts, expand_points
 from latency_lab.study_schema import Closed, Gamma, MixedWorkload, StudyFields, Traffic

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from latency_lab.records import digest
+from latency_lab.files import digest
 from latency_lab.study_file import Loc
 from latency_lab.study_schema import (
     Burst,

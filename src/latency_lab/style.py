@@ -7,8 +7,6 @@ from __future__ import annotations
 import base64
 import html
 import io
-import os
-import tempfile
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 
-from latency_lab import metrics, records
+from latency_lab import files, metrics
 
 WIDTH_IN = 7.2
 FONT_PT = 9
@@ -154,11 +152,10 @@ def save(drawn: Drawn, name: str, folder: Path) -> list[Path]:
         for path in paths:
             path.unlink(missing_ok=True)
         return []
-    folder.mkdir(parents=True, exist_ok=True)
     # without a date or a version inside, so that an unchanged figure is an unchanged file
-    _write(paths[0], _bytes(drawn.figure, "png", {"Software": None}))
-    _write(paths[1], _bytes(drawn.figure, "svg", {"Date": None, "Creator": None}))
-    records.write_text(drawn.data.to_csv(index=False, float_format="%.6g"), paths[2])
+    files.write_bytes(_bytes(drawn.figure, "png", {"Software": None}), paths[0])
+    files.write_bytes(_bytes(drawn.figure, "svg", {"Date": None, "Creator": None}), paths[1])
+    files.write_text(drawn.data.to_csv(index=False, float_format="%.6g"), paths[2])
     return paths
 
 
@@ -183,18 +180,6 @@ def _bytes(made: Figure, kind: str, metadata: dict[str, None]) -> bytes:
     with theme():
         made.savefig(buffer, format=kind, dpi=DPI, metadata=metadata)
     return buffer.getvalue()
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all, as records.write_text does for text."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def _joined(column: Iterable[Any]) -> str:

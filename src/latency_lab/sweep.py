@@ -26,7 +26,7 @@ import nbformat
 import psutil
 from tqdm import tqdm
 
-from latency_lab import ROOT, engine, measure, processes, records
+from latency_lab import ROOT, engine, files, measure, processes, records
 from latency_lab.study import Study
 
 NOTEBOOK = ROOT / "notebooks" / "measure.ipynb"
@@ -122,7 +122,7 @@ def _papermill(job: measure.Job, lock: int) -> Iterator[subprocess.Popen[bytes]]
     an engine beside it meanwhile.
     """
     parameters = job.folder / ".parameters.yaml"
-    records.write_text(json.dumps(job.parameters()), parameters)
+    files.write_text(json.dumps(job.parameters()), parameters)
     command = [
         *(sys.executable, "-m", "papermill", str(NOTEBOOK), str(job.folder / "measure.ipynb")),
         *("--parameters_file", str(parameters), "--kernel", "python3", "--cwd", str(ROOT)),

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from latency_lab import ROOT, metrics, panels, records
+from latency_lab import ROOT, metrics, panels, schemas
 from latency_lab.records import Records
 
 Cell = tuple[str, float | None]
@@ -68,7 +68,7 @@ def head(study: Records) -> Html:
 
 def settings(cells: pd.DataFrame) -> Html:
     """One row a setting: the engine values that differ, its start, its KV cache, and how its cells went."""
-    values = [field.name for field in records.SETTING_VALUES]
+    values = [field.name for field in schemas.SETTING_VALUES]
     # What vLLM refused or what failed early has no resolved values; beside real ones null is a value (no
     # quantization).
     resolved = cells[cells["resolved_id"].notna()]

@@ -238,7 +238,7 @@ def traced(base: Any) -> Any:
 
 @dataclass
 class Recorded:
-    """The steps of one cell: a table of records.STEPS, or None and the reason. `own_s`: see Steps."""
+    """The steps of one cell: a table of schemas.STEPS, or None and the reason. `own_s`: see Steps."""
 
     table: pa.Table | None
     dropped: int | None = None
@@ -283,7 +283,7 @@ class Tracer:
     async def end(self, zero_s: float, keys: Mapping[str, Any]) -> Recorded:
         """Stop recording: called when a cell has ended, which started at `zero_s` (a reading of time.perf_counter).
 
-        `keys` has at least the columns records.KEYS. Never raises for an engine that has died or is not traced.
+        `keys` has at least the columns schemas.KEYS. Never raises for an engine that has died or is not traced.
         """
         if (note := self.note or self._begun) is not None:
             return Recorded(None, note=note)
