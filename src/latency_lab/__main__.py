@@ -35,6 +35,22 @@ def main(arguments: list[str] | None = None) -> int:
     pack.add_argument("source", type=Path, help="e.g. data/runs/cpu-smoke")
     pack.add_argument("target", type=Path, help="e.g. data/reference/cpu-smoke")
 
+    bench_file = commands.add_parser(
+        "import-bench", help="bring results of `vllm bench serve --save-detailed` into the records"
+    )
+    bench_file.add_argument("files", type=Path, nargs="+", metavar="FILE", help="its JSON")
+    bench_file.add_argument("--study", default="imported", help="name of the study to add to (default: imported)")
+    bench_file.add_argument("--setting", help="label of the engine's setting, e.g. 'budget=2048 seqs=32'")
+    bench_file.add_argument("--workload", help="name of the workload (default: its lengths)")
+    bench_file.add_argument(
+        "--fact",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="what the file can't know: device=..., dtype=...",
+    )
+    bench_file.add_argument("--runs", type=Path, default=ROOT / "data" / "runs")
+
     verify = commands.add_parser("verify", help="recompute every number of README.md's findings from data/reference/")
     verify.add_argument("--write", action="store_true", help="write the recomputed findings into README.md")
 
@@ -96,6 +112,17 @@ def _pack(options: argparse.Namespace) -> int:
     return 0
 
 
+def _import_bench(options: argparse.Namespace) -> int:
+    from latency_lab import import_bench
+
+    study = import_bench.study_folder(options.runs.resolve(), options.study)
+    for path in options.files:
+        for cell in import_bench.import_file(path, study, options.setting, options.workload, options.fact):
+            print(f"{path}: {cell}")
+    print(f"in {study}; `make report` draws it")
+    return 0
+
+
 def _verify(options: argparse.Namespace) -> int:
     from latency_lab import prose
 
@@ -114,6 +141,7 @@ _COMMANDS = {
     "check": _check,
     "report": _report,
     "pack": _pack,
+    "import-bench": _import_bench,
     "verify": _verify,
     "bench": _bench,
 }

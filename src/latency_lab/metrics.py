@@ -80,7 +80,7 @@ def gaps(requests: pd.DataFrame) -> pd.DataFrame:
     at_s in the cell.
 
     `row` is the request's position in `requests`. Requests without token times, and non-streaming ones, have
-    no rows.
+    no rows. Where it is not known what each chunk held, `tokens` is right in sum only.
     """
     times, counts = ([_array(value) for value in requests[name]] for name in ("token_times_s", "token_counts"))
     streamed = requests["streaming"].to_numpy(bool)
@@ -88,6 +88,9 @@ def gaps(requests: pd.DataFrame) -> pd.DataFrame:
     row = np.repeat(np.arange(len(lengths)), lengths)
     kept = np.flatnonzero(lengths)
     after_sent = np.concatenate([times[i] for i in kept]) if len(kept) else np.empty(0)
+    output = _float(requests["output_tokens"]).to_numpy()
+    known = zip(counts, lengths, output, strict=True)
+    counts = [count if len(count) == n else _unknown_counts(n, total) for count, n, total in known]
     tokens = np.concatenate([counts[i] for i in kept]).astype(int) if len(kept) else np.empty(0, int)
     gap_s = np.diff(after_sent, prepend=np.nan)
     gap_s[(np.cumsum(lengths) - lengths)[kept]] = np.nan
@@ -384,6 +387,11 @@ def _reasons(cell: dict[Hashable, Any], pooled: int, span_s: float, tpot_s: floa
 
 def _float(column: pd.Series) -> pd.Series:
     return pd.to_numeric(column).astype("Float64").astype(float)
+
+
+def _unknown_counts(chunks: int, tokens: float) -> np.ndarray:
+    """A token in each chunk and the rest in the first: ITL comes out the same however the rest is distributed."""
+    return np.array([max(1.0, tokens - chunks + 1), *[1.0] * (chunks - 1)] if chunks else [])
 
 
 def _array(value: object) -> np.ndarray:

@@ -93,7 +93,11 @@ REQUESTS = pa.schema(
             pa.list_(pa.float32()),
             "arrival of each chunk of tokens, in seconds after sent_s",
         ),
-        _field("token_counts", pa.list_(pa.int32()), "tokens in each chunk; sums to output_tokens"),
+        _field(
+            "token_counts",
+            pa.list_(pa.int32()),
+            "tokens in each chunk; sums to output_tokens; null where only the chunks' times are known",
+        ),
         _field("token_ids", pa.list_(pa.int32()), "the output's token ids, where the study asks to keep them"),
         _field(
             "logprob_gaps",
@@ -191,6 +195,7 @@ CELLS = pa.schema(
         _field("python_version", pa.string(), "version of Python"),
         _field("lab_version", pa.string(), "version of this package"),
         _field("git_commit", pa.string(), "commit of this repository, '+dirty' where files were changed"),
+        _field("imported_from", pa.string(), "tool and file that the cell comes from; null where measured here"),
         _field("device", pa.string(), "name of the GPU, or of the CPU where there is none"),
         _field("device_count", pa.int16(), "GPUs used by the engine; 0 on a CPU"),
         _field("driver_version", pa.string(), "version of the NVIDIA driver"),

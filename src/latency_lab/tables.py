@@ -41,6 +41,7 @@ def facts(study: Records) -> dict[str, str]:
         "Model": f"{_distinct(cells['model'])}, {_distinct(cells['weights'])} weights",
         "vLLM": _distinct(cells["vllm_version"]),
         "Measured": " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "unknown",
+        "Imported from": ", ".join(sorted(cells["imported_from"].dropna().unique())),
         "Settings": f"{cells['setting'].nunique()}",
         "Cells": f"{len(cells)}, of which {done} done" + _others(cells),
         "Requests": f"{len(study.requests):,}, of which {int(study.requests['error'].notna().sum()):,} failed",
@@ -188,6 +189,8 @@ def _machine(cells: pd.DataFrame) -> str:
     memory = cells["memory_bytes"].dropna()
     cores = "" if "cores" in cpu else f", {_distinct(cells['cpu_cores'])} cores"
     host = f"{cpu}{cores}" + (f", {memory.max() / 2**30:.0f} GiB memory" if len(memory) else "")
+    if cells["cpu"].isna().all():  # imported from a tool that does not say
+        return f"{many}{device}"
     return host if device == cpu else f"{many}{device}; {host}"
 
 
