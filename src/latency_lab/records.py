@@ -63,29 +63,32 @@ def write_parquet(data: pa.Table, path: Path) -> None:
 
 
 def write_cell(
-    folder: Path, cell: Mapping[str, Any], requests: Iterable[Mapping[str, Any]], steps: pa.Table | None = None
+    folder: Path,
+    cell: Mapping[str, Any],
+    requests: Iterable[Mapping[str, Any]] | pa.Table,
+    steps: pa.Table | None = None,
 ) -> None:
     """Write one finished cell: its steps and requests first, then its row, which says that it has finished.
 
     `requests`, `requests_failed`, `steps`, the digests and `schema_version` of the row are filled in here.
     """
-    rows = list(requests)
+    rows = requests if isinstance(requests, pa.Table) else table(requests, REQUESTS)
     requests_file = folder / f"{cell['cell']}.requests.parquet"
     steps_file = folder / f"{cell['cell']}.steps.parquet"
     if steps is not None:
         write_parquet(steps.cast(STEPS), steps_file)
     else:
         steps_file.unlink(missing_ok=True)
-    if rows:
-        write_parquet(table(rows, REQUESTS), requests_file)
+    if rows.num_rows:
+        write_parquet(rows.cast(REQUESTS), requests_file)
     else:
         requests_file.unlink(missing_ok=True)
     row = {
         **cell,
         "schema_version": SCHEMA_VERSION,
-        "requests": len(rows),
-        "requests_failed": sum(1 for row in rows if row.get("error") is not None),
-        "requests_sha256": file_sha256(requests_file) if rows else None,
+        "requests": rows.num_rows,
+        "requests_failed": rows.num_rows - rows.column("error").null_count,
+        "requests_sha256": file_sha256(requests_file) if rows.num_rows else None,
         "steps": None if steps is None else steps.num_rows,
         "steps_sha256": None if steps is None else file_sha256(steps_file),
     }
