@@ -175,14 +175,10 @@ def heat_maps(summary: pd.DataFrame, context: Context, workload: str | None = No
 
 def stalls(requests: pd.DataFrame, context: Context) -> Drawn:
     """Gaps between a stream's tokens over time while long prompts arrive, one panel a budget."""
-    mixed = requests[requests["load"] == "mix"]
-    if mixed.empty:
+    found = metrics.beside_long_prompts(requests)
+    if found is None:
         return Drawn(None, _NO_DATA, reason="the study has no workload that mixes streams with long prompts.")
-    mixed = mixed[mixed["workload"] == mixed["workload"].iloc[0]]
-    prompts = mixed.groupby("class_name")["prompt_tokens"].median()
-    if len(prompts) < 2:
-        return Drawn(None, _NO_DATA, reason="the mixed workload holds one class of requests only.")
-    long = prompts.astype(float).idxmax()
+    mixed, long, _ = found
     first = mixed[mixed["repeat"] == mixed["repeat"].min()]
     shown = _a_setting_for_each_budget(first)
     chosen = first[first["setting"].isin(shown)].reset_index(drop=True)
@@ -207,7 +203,8 @@ def stalls(requests: pd.DataFrame, context: Context) -> Drawn:
         p99s = gaps.groupby("setting")["gap_s"].quantile(0.99) * 1e3
         what = "While long prompts arrive, the p99 gap of running streams is"
         title = _spread_title(p99s, what, lambda ms: f"{panels.three(ms)} ms")
-        note = f"{mixed['workload'].iloc[0]}, first repeat; long prompts of {prompts[long]:,.0f} tokens"
+        prompt = mixed.loc[mixed["class_name"] == long, "prompt_tokens"].median()
+        note = f"{mixed['workload'].iloc[0]}, first repeat; long prompts of {prompt:,.0f} tokens"
         dot = Line2D([], [], color="#444444", marker="o", ms=3, ls="")
         due = Line2D([], [], color="#222222", marker="v", ls=":", lw=1)
         key = ([dot, due], ["gap between two tokens of a stream", "a long prompt is due"])

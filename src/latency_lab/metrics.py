@@ -284,6 +284,19 @@ def percentile_max(n: int) -> int:
     return max((p for p in PERCENTILES if n >= NEEDED[p]), default=0)
 
 
+def beside_long_prompts(requests: pd.DataFrame) -> tuple[pd.DataFrame, str, str] | None:
+    """Rows of the first workload in which streams run beside longer prompts, and the names of both classes.
+
+    None where no workload has a class of long prompts, at least four times the others', and one of longer outputs.
+    """
+    for _, rows in requests[requests["load"] == "mix"].groupby("workload", sort=False):
+        sizes = rows.groupby("class_name")[["prompt_tokens", "output_tokens"]].median().astype(float)
+        long, stream = sizes["prompt_tokens"].idxmax(), sizes["output_tokens"].idxmax()
+        if len(sizes) == 2 and long != stream and sizes["prompt_tokens"].max() >= 4 * sizes["prompt_tokens"].min():
+            return rows, str(long), str(stream)
+    return None
+
+
 def natural_key(label: object) -> tuple[tuple[int, float, str], ...]:
     """Sorts numbers inside labels by value: budget=128 before budget=2048."""
     parts = re.split(r"(\d+(?:\.\d+)?)", str(label))

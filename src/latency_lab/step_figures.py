@@ -26,7 +26,7 @@ def timeline(steps: pd.DataFrame, requests: pd.DataFrame, context: Context) -> D
 
     The settings with the smallest budget and with chunking off (else the largest budget) side by side.
     """
-    mixed = _mixed(requests)
+    mixed = metrics.beside_long_prompts(requests)
     if mixed is None or steps.empty:
         return Drawn(None, _NO_DATA, reason=_NO_MIX if mixed is None else _NO_STEPS)
     rows, long, _ = mixed
@@ -73,7 +73,7 @@ def timeline(steps: pd.DataFrame, requests: pd.DataFrame, context: Context) -> D
 
 def life(steps: pd.DataFrame, requests: pd.DataFrame, context: Context) -> Drawn:
     """One long prompt from its sending to its last token on each setting: queued, its chunks, its output tokens."""
-    mixed = _mixed(requests)
+    mixed = metrics.beside_long_prompts(requests)
     if mixed is None or steps.empty:
         return Drawn(None, _NO_DATA, reason=_NO_MIX if mixed is None else _NO_STEPS)
     rows, long, _ = mixed
@@ -108,7 +108,7 @@ def life(steps: pd.DataFrame, requests: pd.DataFrame, context: Context) -> Drawn
 
 def stalls_by_prefill(steps: pd.DataFrame, requests: pd.DataFrame, context: Context) -> Drawn:
     """Each gap of a stream against the prompt tokens in the step that ended it."""
-    mixed = _mixed(requests)
+    mixed = metrics.beside_long_prompts(requests)
     if mixed is None or steps.empty:
         return Drawn(None, _NO_DATA, reason=_NO_MIX if mixed is None else _NO_STEPS)
     rows, long, _ = mixed
@@ -138,7 +138,7 @@ def stalls_by_prefill(steps: pd.DataFrame, requests: pd.DataFrame, context: Cont
 
 def budget_tradeoff(requests: pd.DataFrame, context: Context, draws: int = 1000) -> Drawn:
     """What a budget costs the long prompt (its TTFT) and spares its neighbours (their p99 ITL)."""
-    mixed = _mixed(requests)
+    mixed = metrics.beside_long_prompts(requests)
     if mixed is None:
         return Drawn(None, _NO_DATA, reason=_NO_MIX)
     rows, long, stream = mixed
@@ -179,7 +179,7 @@ def budget_tradeoff(requests: pd.DataFrame, context: Context, draws: int = 1000)
 
 def stall_free(steps: pd.DataFrame, requests: pd.DataFrame, context: Context) -> Drawn:
     """Share of the streams' gaps that are no stall, over the budget, for three ideas of what a stall is."""
-    mixed = _mixed(requests)
+    mixed = metrics.beside_long_prompts(requests)
     if mixed is None or steps.empty:
         return Drawn(None, _NO_DATA, reason=_NO_MIX if mixed is None else _NO_STEPS)
     rows, long, _ = mixed
@@ -237,16 +237,6 @@ def gaps_with_steps(steps: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame
     out = chunks.merge(made[["cell", "request", "token", "step", "prompt_in_step"]], on=["cell", "request", "token"])
     out = out.assign(gap_ms=out["gap_s"] * 1e3, prefill=out["prompt_in_step"])
     return out[["setting", "repeat", "cell", "request", "token", "step", "gap_ms", "prefill"]].reset_index(drop=True)
-
-
-def _mixed(requests: pd.DataFrame) -> tuple[pd.DataFrame, str, str] | None:
-    """Rows of the first workload in which streams run beside longer prompts, and the names of both classes."""
-    for _, rows in requests[requests["load"] == "mix"].groupby("workload", sort=False):
-        sizes = rows.groupby("class_name")[["prompt_tokens", "output_tokens"]].median().astype(float)
-        long, stream = sizes["prompt_tokens"].idxmax(), sizes["output_tokens"].idxmax()
-        if len(sizes) == 2 and long != stream and sizes["prompt_tokens"].max() >= 4 * sizes["prompt_tokens"].min():
-            return rows, str(long), str(stream)
-    return None
 
 
 def _by_budget(rows: pd.DataFrame) -> list[str]:

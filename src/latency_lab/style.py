@@ -124,9 +124,11 @@ def finish(made: Figure, title: str, small_print: str, legend: tuple[Sequence[An
     handles, labels = legend
     key = None
     if handles:
-        longest = max(len(label) for label in labels)
-        columns = max(1, min(len(labels), int(104 / (longest + 8))))
-        key = made.legend(handles, labels, loc="lower left", ncols=columns, frameon=False, handlelength=2.6)
+        for columns in range(len(labels), 0, -1):  # as many as fit beside one another
+            key = made.legend(handles, labels, loc="lower left", ncols=columns, frameon=False, handlelength=2.6)
+            if columns == 1 or key.get_window_extent().width < 0.97 * made.get_figwidth() * made.dpi:
+                break
+            key.remove()
     pad = 0.07
     inches = [part.get_window_extent().height / made.dpi if part else 0 for part in (heading, key, notes)]
     top, bottom = inches[0] + 2 * pad, inches[1] + inches[2] + 3 * pad
