@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from latency_lab import machine, processes
+from latency_lab import machine, models, processes
 from latency_lab import trace as tracing
 from latency_lab.files import digest
 from latency_lab.models import Model
@@ -86,7 +86,10 @@ class WorkerProbe:
 
 @dataclasses.dataclass
 class EngineFacts:
-    """What a started engine says of itself; the names are columns of `cells` (units there)."""
+    """What a started engine says of itself; the names are columns of `cells` (units there).
+
+    unapplied : says so where weights that were to be quantized are not
+    """
 
     engine_start_s: float
     resolved: dict[str, Any]
@@ -96,6 +99,7 @@ class EngineFacts:
     weight_bytes: int | None
     memory_used_before_bytes: int
     cpu_load_before: float
+    unapplied: str | None = None
 
     @property
     def setting_values(self) -> dict[str, Any]:
@@ -279,15 +283,22 @@ async def _facts(
     except Exception:  # a worker without a PyTorch model of this shape: the column stays null
         logging.getLogger(__name__).warning("could not ask the workers for their weight bytes", exc_info=True)
         weights = None
+    weight_bytes = sum(weights) or None if weights else None
+    model = llm.vllm_config.model_config
+    overrides = args.get("hf_overrides") or {}
+    method = resolved["quantization"] or overrides.get("quantization_config", {}).get("quant_method")
     return EngineFacts(
         engine_start_s=start_s,
         resolved=resolved,
         resolved_id=digest(identity),
         kv_cache_blocks=blocks,
         kv_cache_tokens=blocks * cache.block_size if blocks else None,
-        weight_bytes=sum(weights) or None if weights else None,
+        weight_bytes=weight_bytes,
         memory_used_before_bytes=memory_before,
         cpu_load_before=load_before,
+        unapplied=models.unapplied_quantization(
+            method, weight_bytes, model.hf_text_config.to_dict(), model.dtype.itemsize
+        ),
     )
 
 

@@ -123,8 +123,10 @@ class Job:
         self.log.unlink(missing_ok=True)
         try:
             async with self._engine() as living:
+                error = living.facts.unapplied
                 if self.setting.expect == "invalid":
                     error = "the study expects vLLM to refuse this setting, but the engine started"
+                if error is not None:
                     self._give_up(pending, "failed", error, living.facts)
                     raise engine.EngineError(error)
                 await self._measure(living, pending, show)
