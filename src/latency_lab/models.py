@@ -138,7 +138,7 @@ def parameters(config: Mapping[str, Any]) -> Parameters | None:
 
 
 UNAPPLIED_SHARE = 0.8
-"""Linear weights of 8 bits take half the bytes of 16 bits and their scales a few hundredths: 0.8 is far from both ends."""
+"""Linear weights of 8 bits take half the bytes of 16 bits, and their scales a few hundredths: 0.8 lies well between."""
 
 
 def unapplied_quantization(
