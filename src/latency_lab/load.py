@@ -18,6 +18,9 @@ import numpy as np
 
 from latency_lab.study import Load, Point, TrafficClass
 from latency_lab.study_schema import Lengths
+from latency_lab.traffic import BLOCK_TOKENS, fitted
+
+GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
 class Vocabulary(Protocol):
@@ -39,7 +42,10 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """One request. `index` is unique in its cell; `due_s` counts from its stream's start, None in a closed loop."""
+    """One request. `index` is unique in its cell; `due_s` counts from its stream's start, None in a closed loop.
+
+    `clamped` : its lengths in a file were more than the model's, and are cut
+    """
 
     index: int
     class_name: str
@@ -48,6 +54,7 @@ class Request:
     output_tokens: int
     ignore_eos: bool
     due_s: float | None
+    clamped: bool = False
 
 
 @dataclass
@@ -79,7 +86,8 @@ def streams(point: Point, repeat: int, seed: int, vocabulary: Vocabulary) -> lis
         load = traffic.load
         stream = Stream(traffic.name, load.concurrency, load.seconds, load.start_s, iter(()))
         if load.kind != "closed":
-            due_s = arrivals(load, _rng("arrivals", *maker.place))
+            trace = traffic.trace
+            due_s = trace.at_s if trace is not None else arrivals(load, _rng("arrivals", *maker.place))
             stream.requests = iter([maker.request(next(indexes), i, float(at)) for i, at in enumerate(due_s)])
             stream.seconds = None  # the arrivals end by themselves
         elif load.requests_each is not None:
@@ -141,33 +149,73 @@ class _Maker:
         self.first_number = _seed("numbers", *place) % 10**9
         prompt = traffic.prompt
         # The prefix is the same in all cells of a study's seed, or a repeat could not find it cached.
-        self.prefix = self._random(_rng("prefix", traffic.name), prompt.shared_prefix_tokens)
-        same_text = prompt.text is not None and not prompt.distinct
-        self.text = tuple(vocabulary.encode(prompt.text or "", prompt.chat)) if same_text else None
+        self.prefix = self._random(_rng("prefix", traffic.name), prompt.shared_prefix_tokens if prompt else 0)
+        same_text = prompt is not None and prompt.text is not None and not prompt.distinct
+        self.text = tuple(vocabulary.encode(prompt.text or "", prompt.chat)) if prompt and same_text else None
 
     def request(self, index: int, i: int, due_s: float | None) -> Request:
         """The class's i-th request, counted from 0."""
         traffic = self.traffic
+        text = self._text(i)
+        asked = self._prompt_tokens(i) if text is None else len(text), self._output_tokens(i)
+        prompt_tokens, output_tokens = asked if traffic.limit is None else fitted(*asked, traffic.limit)
         return Request(
             index=index,
             class_name=traffic.name,
             priority=traffic.priority,
-            prompt=self._prompt(i),
-            output_tokens=length(traffic.output, _rng("output", *self.place, i)),
+            prompt=self._tokens(i, prompt_tokens) if text is None else text[:prompt_tokens],
+            output_tokens=int(output_tokens),
             ignore_eos=traffic.ignore_eos,
             due_s=due_s,
+            clamped=asked != (prompt_tokens, output_tokens),
         )
 
-    def _prompt(self, i: int) -> tuple[int, ...]:
-        if self.text is not None:
+    def _text(self, i: int) -> tuple[int, ...] | None:
+        """The tokens of a prompt that is a text; None for one of random tokens."""
+        prompt, prompts = self.traffic.prompt, self.traffic.prompts
+        if self.text is not None or prompt is None:
             return self.text
-        prompt = self.traffic.prompt
+        if prompts is not None:
+            return tuple(self.vocabulary.encode(prompts.texts[self._row(i)], prompt.chat))
         if prompt.text is not None:
             # Nine digits, so that all prompts are equally long; consecutive, so that none occurs twice in a cell.
             number = (self.first_number + i) % 10**9
             return tuple(self.vocabulary.encode(f"{number:09d}. {prompt.text}", prompt.chat))
-        tokens = length(prompt, _rng("length", *self.place, i))
-        return self.prefix + self._random(_rng("prompt", *self.place, i), tokens - len(self.prefix))
+        return None
+
+    def _row(self, i: int) -> int:
+        """Which of a file's prompts: in order, and each repeat from another place of the file on.
+
+        The golden ratio keeps these places apart however many repeats there are, so that prompts of one are not in the
+        prefix cache of the next unless the file is too small.
+        """
+        rows = len(self.traffic.prompts.texts) if self.traffic.prompts else 1
+        repeat = self.place[1]
+        return (int(rows * (repeat * GOLDEN_RATIO % 1)) + i) % rows
+
+    def _prompt_tokens(self, i: int) -> int:
+        traffic = self.traffic
+        if traffic.prompt is not None:
+            return length(traffic.prompt, _rng("length", *self.place, i))
+        return int(traffic.trace.prompt_tokens[i]) if traffic.trace is not None else 0
+
+    def _output_tokens(self, i: int) -> int:
+        traffic = self.traffic
+        if traffic.output is not None:
+            return length(traffic.output, _rng("output", *self.place, i))
+        answer = traffic.prompts.answers[self._row(i)] if traffic.prompts is not None else None
+        if answer is None and traffic.trace is not None:
+            return int(traffic.trace.output_tokens[i])
+        return answer if isinstance(answer, int) else len(self.vocabulary.encode(answer or "", False))
+
+    def _tokens(self, i: int, count: int) -> tuple[int, ...]:
+        """Random tokens, after those that the class shares. Equal blocks of a trace are equal ones of the cell."""
+        trace = self.traffic.trace
+        if self.traffic.prompt is None and trace is not None and trace.blocks and trace.blocks[i]:
+            blocks = (self._random(_rng("block", *self.place, block), BLOCK_TOKENS) for block in trace.blocks[i])
+            return tuple(itertools.islice(itertools.chain.from_iterable(blocks), count))
+        prompt = self.prefix[:count]
+        return prompt + self._random(_rng("prompt", *self.place, i), count - len(prompt))
 
     def _random(self, rng: np.random.Generator, tokens: int) -> tuple[int, ...]:
         return tuple(self.usable[rng.integers(0, len(self.usable), tokens)].tolist())

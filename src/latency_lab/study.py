@@ -13,13 +13,16 @@
       open: {load: {kind: poisson, rate: [0.5, inf], requests: 60}, prompt: {uniform: [32, 256]},
              output: {lognormal: {median: 64, sigma: 0.5, max: 256}}, settings: ["budget=512*"], repeats: 2}
       mix:  {classes: {chat: {...}, long: {load: {kind: constant, rate: 3, requests: 10, start_s: 1}, ...}}}
+      real: {load: {kind: replay, file: azure.csv, time_scale: [1, 0.5], requests: 500}}   # lengths as in the trace
+      talk: {load: {kind: poisson, rate: 2, requests: 60}, prompt: {file: sharegpt.json, chat: true}}
     repeats: 3
     warmup: 4
     seed: 0
 
 A *setting* is one configuration of the engine, a *point* one workload at one concurrency or rate, a *cell*
 one repeat of one point on one setting. study_schema.py holds every key with its meaning, study_grid.py the
-expansion, study_checks.py what is checked across keys. Nothing here imports vLLM.
+expansion, study_checks.py what is checked across keys, study_traffic.py what comes from files. Nothing here
+imports vLLM.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from latency_lab.study_checks import claim_problems, read_arguments, setting_pro
 from latency_lab.study_file import StudyError, read
 from latency_lab.study_grid import Load, Point, Setting, TrafficClass, expand_points, expand_settings
 from latency_lab.study_schema import ModelSource, Speed, parse
+from latency_lab.study_traffic import read_files, traffic_problems
 from latency_lab.vllm_args import EngineArguments
 
 __all__ = [
@@ -145,8 +149,14 @@ def load_study(path: Path, arguments: EngineArguments | None = None) -> Study:
         raise file.error(problems)
     settings = expand_settings(fields)
     problems += setting_problems(file, settings)
-    problems += workload_problems(file, fields, settings)
-    problems += claim_problems(file, fields, settings)
+    files, more = read_files(file, fields)
+    problems += more
+    if more:  # without what these files hold there are no points to check
+        raise file.error(problems)
+    points = expand_points(fields, settings, files)
+    problems += workload_problems(file, fields, settings, points)
+    problems += traffic_problems(file, fields, settings, files, points)
+    problems += claim_problems(file, fields, settings, points)
     if problems or file.problems:
         raise file.error(problems)
     return Study(
@@ -167,7 +177,7 @@ def load_study(path: Path, arguments: EngineArguments | None = None) -> Study:
         speed=fields.speed,
         claims=fields.claims,
         all_settings=tuple(settings),
-        all_points=tuple(expand_points(fields)),
+        all_points=tuple(points),
     )
 
 
@@ -175,8 +185,7 @@ def _cell_s(plan: CellPlan, speed: Speed) -> float:
     """Roughly how long a cell takes: its arrivals, or the tokens that it moves where they take longer."""
     span_s, in_flight, outputs, prompts = 0.0, 0, 0.0, 0.0
     for traffic in plan.point.classes:
-        load, output = traffic.load, traffic.output.mean()
-        prompt = traffic.prompt.mean() or len(traffic.prompt.text or "") / 4
+        load, (prompt, output) = traffic.load, traffic.mean_tokens()
         requests = load.requests or (load.concurrency or 0) * (load.requests_each or 0)
         if load.rate_per_s:
             requests = requests or int(load.rate_per_s * (load.seconds or 0))

@@ -10,8 +10,8 @@ from typing import Any
 
 from latency_lab.files import digest
 from latency_lab.study_file import Loc, Problem, StudyFile, allowed, show
-from latency_lab.study_grid import Point, Setting, conflicts, expand_points
-from latency_lab.study_schema import Closed, Gamma, MixedWorkload, StudyFields, Traffic
+from latency_lab.study_grid import Point, Setting, conflicts
+from latency_lab.study_schema import Burst, Closed, Gamma, MixedWorkload, Replay, StudyFields, Traffic
 from latency_lab.vllm_args import EngineArguments, unchecked
 
 RESERVED = {
@@ -79,17 +79,18 @@ def setting_problems(file: StudyFile, settings: list[Setting]) -> list[Problem]:
     return problems
 
 
-def workload_problems(file: StudyFile, fields: StudyFields, settings: list[Setting]) -> list[Problem]:
+def workload_problems(
+    file: StudyFile, fields: StudyFields, settings: list[Setting], points: list[Point]
+) -> list[Problem]:
     """What is wrong with workloads, alone and on the settings that they run on."""
     problems = []
-    points = expand_points(fields)
     for name, workload in fields.workloads.items():
         mine = [point for point in points if point.workload == name]
         for i, glob in enumerate(workload.settings or ()):
             if not any(replace(mine[0], only_on=(glob,)).runs_on(setting) for setting in settings):
                 text = f"{glob!r} matches no setting{allowed([setting.label for setting in settings], glob)}"
                 problems.append(file.problem(("workloads", name, "settings", i), text))
-        for where, traffic in _classes(name, workload):
+        for where, traffic in classes_of(name, workload):
             problems += _too_long(file, where, traffic, [s for s in settings if mine[0].runs_on(s)])
             if isinstance(workload, MixedWorkload):
                 problems += _lists(file, where, traffic)
@@ -102,10 +103,12 @@ def workload_problems(file: StudyFile, fields: StudyFields, settings: list[Setti
     return problems
 
 
-def claim_problems(file: StudyFile, fields: StudyFields, settings: list[Setting]) -> list[Problem]:
+def claim_problems(
+    file: StudyFile, fields: StudyFields, settings: list[Setting], all_points: list[Point]
+) -> list[Problem]:
     """Rules of claims that name settings, workloads or classes which the study does not have."""
     labels = [setting.label for setting in settings if setting.expect == "valid"]
-    points = {point.label: point for point in expand_points(fields)}
+    points = {point.label: point for point in all_points}
     runs = {name: [s.label for s in settings if point.runs_on(s)] for name, point in points.items()}
     problems = []
     for claim, rules in fields.claims.items():
@@ -158,7 +161,8 @@ def _where(setting: Setting) -> Loc:
     return ("settings", "named", setting.label)
 
 
-def _classes(name: str, workload: Any) -> Iterator[tuple[Loc, Traffic]]:
+def classes_of(name: str, workload: Any) -> Iterator[tuple[Loc, Traffic]]:
+    """The classes of a workload and where they stand; of a plain one, itself."""
     if isinstance(workload, MixedWorkload):
         for key, traffic in workload.classes.items():
             yield ("workloads", name, "classes", key), traffic
@@ -168,7 +172,7 @@ def _classes(name: str, workload: Any) -> Iterator[tuple[Loc, Traffic]]:
 
 def _too_long(file: StudyFile, where: Loc, traffic: Traffic, settings: list[Setting]) -> Iterator[Problem]:
     """Requests that the model's length cannot hold, once for each such length."""
-    prompt, output = traffic.prompt.bounds()[1], traffic.output.bounds()[1]
+    prompt, output = (lengths.bounds()[1] if lengths else 0 for lengths in (traffic.prompt, traffic.output))
     by_limit: dict[int, list[str]] = {}
     for setting in settings:
         limit = setting.args.get("max_model_len")
@@ -185,8 +189,8 @@ def _too_long(file: StudyFile, where: Loc, traffic: Traffic, settings: list[Sett
 
 def _lists(file: StudyFile, where: Loc, traffic: Traffic) -> Iterator[Problem]:
     load = traffic.load
-    keys = ["concurrency"] if isinstance(load, Closed) else ["requests"] if load.kind == "burst" else ["rate"]
-    for key in keys + ["burstiness"] * isinstance(load, Gamma):
+    keys = {Closed: ["concurrency"], Burst: ["requests"], Replay: ["time_scale"], Gamma: ["rate", "burstiness"]}
+    for key in keys.get(type(load), ["rate"]):
         values = getattr(load, key)
         if len(values) > 1:
             text = f"{list(values)} in a class of a mix; allowed: one value, as a mix is one point"
@@ -197,7 +201,8 @@ def _too_slow(file: StudyFile, point: Point) -> Iterator[Problem]:
     """Loads that are still sending requests when the cell's time is up."""
     for traffic in point.classes:
         load = traffic.load
-        lasts_s = load.start_s + (load.seconds or (load.requests or 0) / (load.rate_per_s or float("inf")))
+        sends_s = load.seconds or (load.requests or 0) / (load.rate_per_s or float("inf"))
+        lasts_s = load.start_s + (float(traffic.trace.at_s[-1]) if traffic.trace else sends_s)
         if lasts_s >= point.timeout_s:
             where: Loc = ("workloads", point.workload, "classes", traffic.name, "load")
             if point.load != "mix":

@@ -1,4 +1,7 @@
-"""The grid: from a study's fields to its engine settings and workload points. Pure functions, no vLLM."""
+"""The grid: from a study's fields, and what its files of traffic hold, to its engine settings and workload points.
+
+Pure functions, no vLLM.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,30 @@ import fnmatch
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
 from latency_lab.files import digest
+from latency_lab.prompts import Prompts
 from latency_lab.study_file import Loc
 from latency_lab.study_schema import (
     Burst,
     Closed,
     Gamma,
     Lengths,
-    LoadSpec,
     MixedWorkload,
     ModelSource,
+    Open,
+    PlainWorkload,
     Prompt,
+    Replay,
     StudyFields,
     Traffic,
 )
+from latency_lab.traffic import Trace
 
 SHORT = {"max_num_batched_tokens": "budget", "max_num_seqs": "seqs"}
 """How labels call these arguments."""
@@ -47,10 +56,18 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Files:
+    """What the files that a study's workloads name hold, by the name and layout that the study gives."""
+
+    traces: dict[tuple[str, str | None], Trace] = field(default_factory=dict)
+    prompts: dict[tuple[str, str | None], Prompts] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Load:
     """When the requests of a class arrive; fields that its kind has no use for are None. Times in seconds."""
 
-    kind: Literal["closed", "constant", "poisson", "gamma", "burst"]
+    kind: Literal["closed", "constant", "poisson", "gamma", "burst", "replay"]
     concurrency: int | None = None
     requests_each: int | None = None
     requests: int | None = None
@@ -62,22 +79,72 @@ class Load:
 
 @dataclass(frozen=True)
 class TrafficClass:
-    """One class of a point's requests."""
+    """One class of a point's requests.
+
+    prompt, output : None where `trace`, or the answers of `prompts`, give the lengths
+    trace : what a replay sends, cut and stretched
+    prompts : the texts of the prompt's file
+    limit : tokens that prompt and output may have together where a file gives their lengths: the least max_model_len of
+        the settings that the point runs on, so that all of them get the same requests
+    """
 
     name: str
     load: Load
-    prompt: Prompt
-    output: Lengths
+    prompt: Prompt | None
+    output: Lengths | None
     ignore_eos: bool
     priority: int | None
+    trace: Trace | None = None
+    prompts: Prompts | None = None
+    limit: int | None = None
 
     def definition(self) -> dict[str, Any]:
-        """All of it as plain values, for hashing."""
-        lengths = {
-            "prompt": self.prompt.model_dump(mode="json"),
-            "output": self.output.model_dump(mode="json"),
+        """All of it as plain values, for hashing: of a file what it holds, wherever it lies."""
+        known: dict[str, Any] = {
+            "name": self.name,
+            "load": asdict(self.load),
+            "prompt": self.prompt and self.prompt.model_dump(mode="json", exclude={"file", "layout"}),
+            "output": self.output and self.output.model_dump(mode="json"),
+            "ignore_eos": self.ignore_eos,
+            "priority": self.priority,
         }
-        return {**asdict(self), **lengths}
+        if self.limit is not None:
+            known["limit"] = self.limit
+        if self.trace is not None:
+            known["trace"] = [self.trace.digest, self.trace.layout, self.trace.time_scale]
+        if self.prompts is not None:
+            known["prompts"] = [self.prompts.digest, self.prompts.layout]
+        return known
+
+    def mean_tokens(self) -> tuple[float, float]:
+        """Prompt and output tokens on average, roughly: a token of text is taken for four letters."""
+        prompt, output = 0.0, self.output.mean() if self.output else None
+        if self.prompts is not None:
+            prompt, answer = self.prompts.mean_tokens()
+            output = answer if output is None else output
+        elif self.prompt is not None:
+            prompt = self.prompt.mean() or len(self.prompt.text or "") / 4
+        elif self.trace is not None:
+            prompt = float(self.trace.prompt_tokens.mean())
+        if output is None and self.trace is not None:
+            output = float(self.trace.output_tokens.mean())
+        return prompt, output or 0.0
+
+    def cut_short(self) -> str | None:
+        """How many requests of a replay are cut to `limit`; None where only the tokenizer of their texts can tell."""
+        if self.trace is None or self.limit is None or (self.prompt is not None and not self.prompt.bounds()[1]):
+            return None
+        prompt = self.prompt.bounds()[1] if self.prompt else self.trace.prompt_tokens
+        output = self.output.bounds()[1] if self.output else self.trace.output_tokens
+        cut = int(np.count_nonzero(prompt + output > self.limit))
+        drawn = any(lengths and lengths.tokens is None for lengths in (self.prompt, self.output))
+        return f"{'up to ' * drawn}{cut:,} of {len(self.trace.at_s):,} requests cut to max_model_len {self.limit:,}"
+
+    @property
+    def note(self) -> str | None:
+        """What a reader has to know of the files that the requests come from; None where they come from none."""
+        files = [file.note for file in (self.trace, self.prompts) if file is not None]
+        return "; ".join(files) or None
 
 
 @dataclass(frozen=True)
@@ -116,8 +183,16 @@ class Point:
     def burstiness(self) -> float | None:
         return None if self.load == "mix" else self.classes[0].load.burstiness
 
+    @property
+    def note(self) -> str | None:
+        """What a reader has to know of the files that its requests come from; None where they come from none."""
+        notes = [
+            (f"{traffic.name}: " * (self.load == "mix")) + traffic.note for traffic in self.classes if traffic.note
+        ]
+        return "; ".join(notes) or None
+
     def runs_on(self, setting: Setting) -> bool:
-        return self.only_on is None or any(fnmatch.fnmatchcase(setting.label, glob) for glob in self.only_on)
+        return _matches(self.only_on, setting)
 
 
 def expand_settings(fields: StudyFields) -> list[Setting]:
@@ -174,17 +249,18 @@ def conflicts(args: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
 
 
-def expand_points(fields: StudyFields) -> list[Point]:
-    """Every workload point, in the order of the file."""
+def expand_points(fields: StudyFields, settings: Sequence[Setting], files: Files) -> list[Point]:
+    """Every workload point, in the order of the file. `files` holds all that the workloads name."""
     points = []
     for name, workload in fields.workloads.items():
+        limit = _limit(workload, settings)
         if isinstance(workload, MixedWorkload):
-            mixed = [(key, traffic, loads(traffic.load)[0][1]) for key, traffic in workload.classes.items()]
-            shapes = [(name, "mix", tuple(_traffic(*one) for one in mixed))]
+            mixed = [_traffic(key, traffic, files, limit)[0][1] for key, traffic in workload.classes.items()]
+            shapes = [(name, "mix", tuple(mixed))]
         else:
             shapes = [
-                (f"{name} {suffix}".strip(), load.kind, (_traffic(name, workload, load),))
-                for suffix, load in loads(workload.load)
+                (f"{name} {suffix}".strip(), traffic.load.kind, (traffic,))
+                for suffix, traffic in _traffic(name, workload, files, limit)
             ]
         for text, kind, classes in shapes:
             points.append(
@@ -203,7 +279,12 @@ def expand_points(fields: StudyFields) -> list[Point]:
     return points
 
 
-def loads(spec: LoadSpec) -> list[tuple[str, Load]]:
+def needs_limit(traffic: Traffic) -> bool:
+    """Whether a file gives the lengths of a class's prompts or outputs."""
+    return traffic.prompt is None or traffic.prompt.file is not None or traffic.output is None
+
+
+def loads(spec: Closed | Open | Gamma | Burst) -> list[tuple[str, Load]]:
     """The loads that a specification with lists stands for, each with what it adds to the point's label."""
     if isinstance(spec, Closed):
         return [
@@ -236,8 +317,32 @@ def _setting(name: str, asked: dict[str, Any], expect: Any, model: ModelSource, 
     return Setting(name, args, asked, expect, model, origin)
 
 
-def _traffic(name: str, traffic: Traffic, load: Load) -> TrafficClass:
-    return TrafficClass(name, load, traffic.prompt, traffic.output, traffic.ignore_eos, traffic.priority)
+def _traffic(name: str, traffic: Traffic, files: Files, limit: int | None) -> list[tuple[str, TrafficClass]]:
+    """A class at each of its loads, with what the load adds to the point's label."""
+    spec, prompt = traffic.load, traffic.prompt
+    prompts = files.prompts[prompt.file, prompt.layout] if prompt is not None and prompt.file is not None else None
+    shapes: list[tuple[str, Load, Trace | None]] = []
+    if isinstance(spec, Replay):
+        whole = files.traces[spec.file, spec.layout]
+        for scale in spec.time_scale:
+            cut = whole.cut(scale, spec.requests, spec.seconds)
+            load = Load("replay", requests=len(cut.at_s), rate_per_s=cut.rate_per_s, start_s=spec.start_s)
+            shapes.append((f"scale={_word(scale)}" * (len(spec.time_scale) > 1), load, cut))
+    else:
+        shapes = [(suffix, load, None) for suffix, load in loads(spec)]
+    rest = (prompt, traffic.output, traffic.ignore_eos, traffic.priority)
+    limit = limit if needs_limit(traffic) else None
+    return [(suffix, TrafficClass(name, load, *rest, trace, prompts, limit)) for suffix, load, trace in shapes]
+
+
+def _limit(workload: PlainWorkload | MixedWorkload, settings: Sequence[Setting]) -> int | None:
+    """The least max_model_len of the settings that a workload runs on, where the study gives any."""
+    mine = [setting.args for setting in settings if setting.expect == "valid" and _matches(workload.settings, setting)]
+    return min((longest for args in mine if (longest := _whole(args, "max_model_len"))), default=None)
+
+
+def _matches(globs: tuple[str, ...] | None, setting: Setting) -> bool:
+    return globs is None or any(fnmatch.fnmatchcase(setting.label, glob) for glob in globs)
 
 
 def _whole(args: Mapping[str, Any], key: str) -> int | None:

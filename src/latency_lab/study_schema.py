@@ -122,6 +122,24 @@ class Burst(Strict):
     start_s: FromZero = 0.0
 
 
+class Replay(Strict):
+    """Arrivals of a trace, and its lengths where the workload gives none.
+
+    file : from the study's folder
+    layout : what traffic.py says; needed where the file's columns do not tell
+    time_scale : by how much the gaps are stretched; 0.5 doubles the load
+    requests, seconds : where to cut: so many requests, and those before so many seconds (of the run, not of the trace)
+    """
+
+    kind: Literal["replay"]
+    file: Text
+    layout: Literal["azure", "burstgpt", "mooncake"] | None = None
+    time_scale: Annotated[tuple[Positive, ...], BeforeValidator(listed)] = (1.0,)
+    requests: Count | None = None
+    seconds: Positive | None = None
+    start_s: FromZero = 0.0
+
+
 # --- what a request asks ------------------------------------------------------------------------------------
 
 
@@ -149,7 +167,7 @@ class Lengths(Strict):
 
     @model_validator(mode="after")
     def _one(self) -> Lengths:
-        kinds = [name for name in type(self).model_fields if name in ("text", "tokens", "uniform", "lognormal")]
+        kinds = [name for name in type(self).model_fields if name in ("file", "text", "tokens", "uniform", "lognormal")]
         given = [name for name in kinds if getattr(self, name) is not None]
         if len(given) != 1:
             raise wrong(f"{' and '.join(given) or 'none of them'} given; allowed: exactly one of {', '.join(kinds)}")
@@ -158,7 +176,7 @@ class Lengths(Strict):
         return self
 
     def bounds(self) -> tuple[int, int]:
-        """Least and most tokens; (0, 0) for text, whose tokens are not known here."""
+        """Least and most tokens; (0, 0) for text and files, whose tokens are not known here."""
         if self.lognormal:
             return self.lognormal.min, self.lognormal.max
         return self.uniform or (self.tokens or 0, self.tokens or 0)
@@ -172,21 +190,29 @@ class Lengths(Strict):
 
 
 class Prompt(Lengths):
-    """A prompt: a text, or random tokens of some length.
+    """A prompt: a text, one of a file's texts, or random tokens of some length.
 
+    file : prompts, asked in the file's order; from the study's folder
+    layout : what prompts.py says; needed where the file's columns do not tell
     chat : wrap the text in the model's chat template
-    distinct : put a number that no other request has before the text
+    distinct : put a number that no other request has before the text; a file's texts are asked as they are
     shared_prefix_tokens : how many first tokens all requests of the class share, in all cells
     """
 
     text: Text | None = None
+    file: Text | None = None
+    layout: Literal["sharegpt", "jsonl"] | None = None
     chat: Flag = False
     distinct: Flag = True
     shared_prefix_tokens: CountFromZero = 0
 
     @model_validator(mode="after")
     def _fits(self) -> Prompt:
-        if self.text is None and self.chat:
+        if self.layout is not None and self.file is None:
+            raise wrong(f"layout {self.layout} is for prompts of a file; allowed: file beside it")
+        if self.file is not None and "distinct" in self.model_fields_set:
+            raise wrong("distinct is for one text, and a file has many; allowed: file without it")
+        if self.text is None and self.file is None and self.chat:
             raise wrong("chat: true is for text prompts; allowed: text beside it")
         if self.text is None and not self.distinct:
             raise wrong("distinct: false is for text prompts; allowed: shared_prefix_tokens for random ones")
@@ -218,20 +244,32 @@ def _one_of(key: str, kinds: dict[str, type[T]]) -> Callable[[Any], T]:
     return choose
 
 
-LOADS = {"closed": Closed, "constant": Open, "poisson": Open, "gamma": Gamma, "burst": Burst}
+LOADS = {"closed": Closed, "constant": Open, "poisson": Open, "gamma": Gamma, "burst": Burst, "replay": Replay}
 MODELS = {"smollm2": SmolLM2, "hub": Hub, "folder": Folder, "config": Config}
-LoadSpec = Closed | Open | Gamma | Burst
+LoadSpec = Closed | Open | Gamma | Burst | Replay
 ModelField = Annotated[ModelSource, PlainValidator(_one_of("source", MODELS))]
 
 
 class Traffic(Strict):
-    """One class of requests. `ignore_eos`: run to the output's length, which is the default."""
+    """One class of requests. `ignore_eos`: run to the output's length, which is the default.
+
+    Where they are left out, a trace gives the prompt's length, and the prompt's file or a trace the output's.
+    """
 
     load: Annotated[LoadSpec, PlainValidator(_one_of("kind", LOADS))]
-    prompt: Prompt
-    output: Lengths
+    prompt: Prompt | None = None
+    output: Lengths | None = None
     ignore_eos: Flag = True
     priority: Priority | None = None
+
+    @model_validator(mode="after")
+    def _has_lengths(self) -> Traffic:
+        replayed = isinstance(self.load, Replay)
+        if self.prompt is None and not replayed:
+            raise wrong("prompt is missing; allowed: `prompt:` with a value, or a load of kind replay")
+        if self.output is None and not replayed and not (self.prompt and self.prompt.file):
+            raise wrong("output is missing; allowed: `output:` with a value, a load of kind replay, or a prompt's file")
+        return self
 
 
 class PlainWorkload(Traffic):
