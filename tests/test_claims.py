@@ -126,6 +126,69 @@ def test_failed_requests_do_not_make_a_setting_fast():
     assert verdict(measured(*rows), rule()).verdict == "refuted"
 
 
+# --- targets ----------------------------------------------------------------------------------------------------------
+
+
+def answers(setting="a", tokens=100, per_token_s=0.02, workload="answer c=20", repeats=3, each=20, **values):
+    """Requests of `tokens` tokens, the n-th of them n x `per_token_s` after the request was due."""
+    times = [per_token_s * (n + 1) for n in range(tokens)]
+    named = {"setting": setting, "workload": workload, "token_times_s": times, "target_output_tokens": tokens}
+    return [
+        request(**(named | {"repeat": repeat, "request": i, "cell": f"{setting}-{workload}-{repeat}"} | values))
+        for repeat in range(repeats)
+        for i in range(each)
+    ]
+
+
+def target(**values):
+    return {"tokens_within_s": 1.01, "at_least": 40, "workload": "answer c=20", "setting": "a"} | values
+
+
+def test_a_target_is_met_by_the_longest_output_that_arrives_in_time():
+    one = verdict(measured(*answers()), target(), claim="target")
+    assert one.verdict == "supported"
+    assert one.findings[0].numbers == (
+        "answer c=20 on a: 95% of the requests had 50 [50, 50] of 100 tokens within 1.01 s, asked for at least 40 (95%)"
+    )
+
+
+def test_a_target_counts_from_the_scheduled_arrival_and_failures_have_received_nothing():
+    late = measured(*answers(scheduled_s=0.0, sent_s=0.5))
+    assert verdict(late, target(), claim="target").verdict == "refuted"
+    lost = [row | {"error": "timed out"} if row["request"] < 6 else row for row in answers()]
+    one = verdict(measured(*lost), target(), claim="target")
+    assert one.verdict == "refuted" and "had 0 [0, 0]" in one.findings[0].numbers
+
+
+def test_a_target_that_holds_for_some_settings_and_loads_depends_on_them():
+    rows = [*answers(), *answers("b", per_token_s=0.05), *answers(tokens=45, workload="answer c=1")]
+    one = verdict(measured(*rows), target(setting=["a", "b"]), claim="target")
+    assert (one.verdict, one.on) == ("depends", "the settings: holds for a, not for b")
+    whole = verdict(measured(*rows), target(workload="answer c=1"), claim="target")
+    assert whole.findings[0].effect == "all 45 [45, 45] tokens in 1.01 s"
+
+
+@pytest.mark.parametrize(
+    ("rows", "on"),
+    [
+        (answers(each=5), "a: 15 requests, a share of 0.95 needs 20"),
+        (answers(repeats=1), "a: 1 repeat only, an interval needs 2"),
+        (answers("b"), "a was not measured"),
+    ],
+)
+def test_a_target_without_enough_requests_is_undecided(rows, on):
+    one = verdict(measured(*rows), target(), claim="target")
+    assert (one.verdict, one.on) == ("not enough data", f"answer c=20, {on}")
+
+
+def test_a_target_whose_repeats_disagree_is_undecided():
+    rows = [
+        row for n, speed in enumerate((0.02, 0.02, 0.03)) for row in answers(per_token_s=speed) if row["repeat"] == n
+    ]
+    one = verdict(measured(*rows), target(), claim="target")
+    assert one.verdict == "not enough data" and "holds the threshold" in one.on
+
+
 # --- proofs as findings -----------------------------------------------------------------------------------------------
 
 
@@ -268,7 +331,7 @@ BASE = "metric: ttft_p50_s, workload: chat c=1, compare: [seqs=4, seqs=8], ratio
     [
         ("  queu: {rules: []}", "8: claims.queu: 'queu' is not one of the thread's claims; did you mean queue?"),
         (f"  queue: {{rules: [{{{BASE}, level: 95}}]}}", "8: claims.queue.rules[0].level: 95 is too large"),
-        (f"  queue: {{rules: [{{{BASE}, proof: x}}]}}", "neither or both of metric and proof given"),
+        (f"  queue: {{rules: [{{{BASE}, proof: x}}]}}", "several of metric, proof, tokens_within_s given"),
         (f"  queue: {{rules: [{{{BASE}, ratio_at_least: 1}}]}}", "ratio_at_most and ratio_at_least given"),
         (f"  queue: {{rules: [{{{BASE}}}]}}".replace("p50", "p51"), "'ttft_p51_s' is not a metric"),
         (f"  queue: {{rules: [{{{BASE}}}]}}".replace("chat c=1", "chat"), "'chat' is not in this study"),
@@ -276,6 +339,11 @@ BASE = "metric: ttft_p50_s, workload: chat c=1, compare: [seqs=4, seqs=8], ratio
         (f"  queue: {{rules: [{{{BASE}}}]}}".replace("chat c=1", "one"), "'one' does not run on 'seqs=8'"),
         (f"  queue: {{rules: [{{{BASE}, of_class: x}}]}}", "'x' is not in this study"),
         ("  fcfs: {rules: [{proof: in-order}]}", "'in-order' is not known"),
+        ("  target: {rules: [{at_least: 4}]}", "none of metric, proof, tokens_within_s given"),
+        (
+            "  target: {rules: [{tokens_within_s: 1, at_least: 4, workload: chat c=1, setting: x}]}",
+            "'x' is not in this",
+        ),
         ("  isolation: {rules: [{proof: same-tokens}]}", "same-tokens without compare"),
         ("  isolation: {rules: [{proof: same-tokens, compare: [seqs=4]}]}", "['seqs=4'] is not pairs of settings"),
         ("  fcfs: {rules: [{proof: served-in-order, chunks: 2}]}", "served-in-order with chunks"),

@@ -10,11 +10,15 @@
         rules:
           - {proof: prompts-whole}
           - {proof: chunks-alone, workload: four-chunks c=1, setting: budget=1024, chunks: 4}
+      target:
+        rules:
+          - {tokens_within_s: 1, share: 0.95, workload: [answer c=20], setting: [fp8], at_least: 64}
 
 A rule is met where the whole interval of the effect (the first of the pair over, or minus, the second) is on its side
 of the threshold, broken where the whole interval is on the other, and undecided in between. Each combination of the
 metrics, workloads and pairs that a rule lists is a condition of its own, judged by itself. A proof is met where it
-holds for every request, step or cell that it looks at. claims.py judges.
+holds for every request, step or cell that it looks at. A target is met where the whole interval of the longest output
+that arrives in time is on or above `at_least` tokens. claims.py judges.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, PlainValidator, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from latency_lab.study_file import allowed, show
 from latency_lab.study_values import (
@@ -137,15 +141,42 @@ class Proof(Strict):
         return self
 
 
-Rule = Comparison | Proof
+class Target(Strict):
+    """A rule on how long an output may be to arrive in time, for each of the workloads on each of the settings.
+
+    The longest such output has as many tokens as a `share` of the requests had received `tokens_within_s` after their
+    arrival; it is at most the output length that the workload asks for.
+
+    at_least : tokens that have to arrive in time
+    level : confidence of the interval
+    """
+
+    tokens_within_s: Positive
+    at_least: Count
+    workload: Annotated[Labels, Field(min_length=1)]
+    setting: Annotated[Labels, Field(min_length=1)]
+    of_class: Text | None = None
+    share: Level = 0.95
+    level: Level = 0.95
+
+    @property
+    def compare(self) -> tuple[tuple[str, str], ...]:
+        """None: a target is judged for each setting by itself."""
+        return ()
+
+
+Rule = Comparison | Proof | Target
+RULES = {"metric": Comparison, "proof": Proof, "tokens_within_s": Target}
+"""The kinds of rules by the key that only they have."""
 
 
 def _rule(value: Any) -> Rule:
-    if isinstance(value, Comparison | Proof):
+    if isinstance(value, Rule):
         return value
-    if ("metric" in mapping(value)) == ("proof" in value):
-        raise wrong("neither or both of metric and proof given; allowed: one of them")
-    return (Comparison if "metric" in value else Proof).model_validate(value)
+    kinds = [kind for key, kind in RULES.items() if key in mapping(value)]
+    if len(kinds) != 1:
+        raise wrong(f"{'none' if not kinds else 'several'} of {', '.join(RULES)} given; allowed: exactly one of them")
+    return kinds[0].model_validate(value)
 
 
 class ClaimRules(Strict):

@@ -4,7 +4,8 @@ A rule's condition is *supported* where the whole interval of its effect lies on
 where the whole interval lies on the other side, and *not enough data* in between, or where the study cannot give an
 interval. A claim is supported (refuted) where all its conditions are; where they disagree it *depends*, and the
 verdict says on what; where some are undecided and the others agree, there is *not enough data*. Proofs speak of every
-request or step, so one counterexample refutes. Claims that no study has rules for are *not tested*.
+request or step, so one counterexample refutes. A target is judged by the longest output that arrives in time.
+Claims that no study has rules for are *not tested*.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from latency_lab import ROOT, effects, panels, proving, records
-from latency_lab.claim_rules import RATE_METRICS, ClaimRules, Comparison
+from latency_lab.claim_rules import RATE_METRICS, ClaimRules, Comparison, Proof, Target
 from latency_lab.proving import DEPENDS, REFUTED, SUPPORTED, UNDECIDED, Finding
 from latency_lab.records import Records
 from latency_lab.thread_claims import CLAIMS, Claim
@@ -147,8 +148,13 @@ def _measured(study: Records, cells: pd.DataFrame) -> Records:
 
 
 def _findings(rule: Any, study: Records, draws: int) -> list[Finding]:
-    if not isinstance(rule, Comparison):
+    if isinstance(rule, Proof):
         return proving.findings(rule, study)
+    if isinstance(rule, Target):
+        return [
+            _in_time(rule, workload, setting, study.requests, draws)
+            for workload, setting in product(rule.workload, rule.setting)
+        ]
     return [
         _compared(rule, metric, workload, pair, study.requests, draws)
         for metric, workload, pair in product(rule.metric, rule.workload, rule.compare)
@@ -186,6 +192,28 @@ def _compared(
     )
     on = f"the interval of {condition} holds the threshold" if verdict == UNDECIDED else ""
     return Finding(verdict, condition, names, numbers=numbers, effect=f"{kind} {effect}", on=on)
+
+
+def _in_time(rule: Target, workload: str, setting: str, requests: pd.DataFrame, draws: int) -> Finding:
+    """The verdict on one workload and setting of a target."""
+    own = requests[requests["workload"] == workload]
+    found = effects.tokens_in_time(
+        own, setting, rule.tokens_within_s, rule.share, of_class=rule.of_class, level=rule.level, draws=draws
+    )
+    names = {"metric": f"tokens within {rule.tokens_within_s:g} s", "workload": workload, "settings": setting}
+    condition = f"{names['metric']}, {workload}, {setting}"
+    if found.problem:
+        return Finding(UNDECIDED, condition, names, on=f"{workload}, {found.problem}")
+    verdict = SUPPORTED if found.low >= rule.at_least else REFUTED if found.high < rule.at_least else UNDECIDED
+    interval = f"[{found.low:.0f}, {found.high:.0f}]"
+    reached = f"{found.value:.0f} {interval}" if found.value < found.against else f"all {found.against:.0f} {interval}"
+    numbers = (
+        f"{workload} on {setting}: {rule.share:.0%} of the requests had {reached} of {found.against:.0f} tokens within "
+        f"{rule.tokens_within_s:g} s, asked for at least {rule.at_least} ({rule.level:.0%})"
+    )
+    on = f"the interval of {condition} holds the threshold" if verdict == UNDECIDED else ""
+    effect = f"{reached} tokens in {rule.tokens_within_s:g} s"
+    return Finding(verdict, condition, names, numbers=numbers, effect=effect, on=on)
 
 
 def _on(supported: Sequence[Finding], refuted: Sequence[Finding]) -> str:

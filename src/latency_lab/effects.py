@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from latency_lab import bootstrap, files, metrics
+from latency_lab import bootstrap, files, metrics, summary, token_gaps
 
 REPEATS_NEEDED = 2
 """With one repeat nothing is known of how much repeats differ, so no interval is honest."""
@@ -76,6 +78,56 @@ def effect(
     return Effect(of, against, float(value), float(low[0]), float(high[0]))
 
 
+def tokens_in_time(
+    requests: pd.DataFrame,
+    setting: str,
+    within_s: float,
+    share: float,
+    *,
+    of_class: str | None = None,
+    level: float = 0.95,
+    draws: int = 2000,
+    seed: int = 0,
+) -> Effect:
+    """Tokens that a `share` of one setting's requests had received within `within_s` of their arrival, rounded down.
+
+    `requests` are rows of one workload point. As E2E would be measured with an output of just so many tokens, but for
+    the prompts of the requests that would then follow sooner. `of` and `value` are the same number, `against` the
+    output length that was asked for. A failed request has received none.
+    """
+    own = requests[requests["setting"] == setting]
+    if of_class is not None:
+        own = own[own["class_name"] == of_class]
+    if own.empty:
+        return Effect(problem=f"{setting} was not measured")
+    if (repeats := own["repeat"].nunique()) < REPEATS_NEEDED:
+        return Effect(problem=f"{setting}: {repeats} repeat only, an interval needs {REPEATS_NEEDED}")
+    needed = math.ceil(1 / min(share, 1 - share))
+    if len(own) < needed:
+        return Effect(problem=f"{setting}: {len(own)} requests, a share of {share:g} needs {needed}")
+    counts = np.array([_tokens_by(row, within_s) for row in own.to_dict("records")], float)
+    repeat = own["repeat"].to_numpy(int)
+    rng = np.random.default_rng([seed, int(files.digest([setting, within_s, share, of_class]), 16)])
+    weights = bootstrap.resample(repeat, np.unique(repeat), draws, rng).requests
+    order = np.argsort(counts, kind="stable")
+    lowest = (100 * (1 - share),)
+    drawn = bootstrap.percentiles(counts[order], weights[:, order], lowest)[:, :1]
+    low, high = bootstrap.ends(np.floor(drawn), level)
+    value = math.floor(bootstrap.percentiles(counts[order], np.ones((1, len(order))), lowest)[0, 0])
+    asked = float(own["target_output_tokens"].max())
+    return Effect(value, asked, value, float(low[0]), float(high[0]))
+
+
+def _tokens_by(request: Mapping[Hashable, Any], within_s: float) -> int:
+    """Tokens that a request had received `within_s` after it was due; 0 where it failed. Unstreamed, all come last."""
+    if pd.notna(request["error"]):
+        return 0
+    if not request["streaming"]:
+        return int(request["output_tokens"]) if request["last_token_s"] - request["scheduled_s"] <= within_s else 0
+    at_s = request["sent_s"] - request["scheduled_s"] + np.asarray(request["token_times_s"], float)
+    return int(np.asarray(request["token_counts"])[at_s <= within_s].sum())
+
+
 def _sample(
     own: pd.DataFrame, metric: str, of_class: str | None, draws: int, rng: np.random.Generator
 ) -> tuple[float, np.ndarray, str]:
@@ -96,39 +148,22 @@ def _sample(
     name, statistic, _ = metric.split("_")
     table = metrics.latencies(own).reset_index(drop=True)
     repeat = table["repeat"].to_numpy(int)
-    weights = bootstrap.resample(repeat, np.unique(repeat), draws, rng).requests
+    counts = bootstrap.resample(repeat, np.unique(repeat), draws, rng)
+    wanted, at = ((), -1) if statistic == "mean" else ((int(statistic[1:]),), 0)
     if name == "itl":
         failed = int((~table["ok"]).sum())
         if failed:
             return math.nan, none, f"{failed} of {len(table)} requests failed, and their gaps are not known"
-        itl = metrics.token_itl(metrics.gaps(own))
-        by_row = {row: own_itl.to_numpy() for row, own_itl in itl.groupby("row")["itl_s"]}
-        samples = [by_row.get(row, none) for row in range(len(table))]
-        values = np.sort(np.concatenate(samples)) if samples else none
+        row, values = token_gaps.itl(own)
+        estimate, drawn = bootstrap.estimates(values, counts.unit[row], counts.units, wanted)
         if not len(values):
             return math.nan, none, "no gaps between tokens"
-        pooled, counts = bootstrap.pool(samples, weights)
-        drawn = _statistic(pooled, counts, statistic)
-        if statistic == "mean":
-            sums, sizes = np.array([gaps.sum() for gaps in samples]), np.array([len(gaps) for gaps in samples])
-            drawn = (weights @ sums) / (weights @ sizes)
     else:
-        # A failed request never ended: infinitely late. One that completed without the latency does not take part.
-        column = np.where(table["ok"], table[f"{name}_s"].to_numpy(float), np.inf)
-        order = np.argsort(column, kind="stable")[: np.count_nonzero(~np.isnan(column))]
-        values = column[order]
+        values = table.loc[~table["ok"] | table[f"{name}_s"].notna(), f"{name}_s"].to_numpy(float)
         if not len(values):
             return math.nan, none, f"no request has a {name}"
-        drawn = _statistic(values, weights[:, order], statistic)
+        estimate, drawn = summary.estimates(table, name, counts, wanted)
     needed = metrics.NEEDED[50 if statistic == "mean" else int(statistic[1:])]
     if len(values) < needed:
         return math.nan, none, f"{len(values)} values, {statistic} needs {needed}"
-    estimate = float(_statistic(values, np.ones((1, len(values))), statistic)[0])
-    return estimate, drawn, ""
-
-
-def _statistic(values: np.ndarray, weights: np.ndarray, statistic: str) -> np.ndarray:
-    """A percentile or the mean of sorted values under each row of weights."""
-    if statistic == "mean":
-        return bootstrap.percentiles(values, weights, ())[:, -1]
-    return bootstrap.percentiles(values, weights, (int(statistic[1:]),))[:, 0]
+    return float(estimate[at]), drawn[:, at], ""
