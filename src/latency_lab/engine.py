@@ -209,7 +209,7 @@ async def running(
     processes.register(ledger)
     before = set(processes.children())
     memory_before, load_before = machine.memory_used_bytes(), os.getloadavg()[0]
-    with tracing.offered(trace) as tracer, _environment({**_default_env(), **(env or {}), **tracer.env}):
+    with tracing.offered(trace) as tracer, _environment({**default_env(), **(env or {}), **tracer.env}):
         began = time.perf_counter()
         import vllm.logger  # noqa: F401 - sets up its logging, which the next line then redirects
 
@@ -238,7 +238,7 @@ def log_tail(log: Path, lines: int = 30, width: int = 400) -> str | None:
     return "\n".join(line[:width] for line in text)
 
 
-def _default_env() -> dict[str, str]:
+def default_env() -> dict[str, str]:
     """Environment that every engine gets unless the study or the user sets it otherwise."""
     # A kernel has threads and sockets of its own, which a forked engine would inherit in an unknown state.
     defaults = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1", "NO_COLOR": "1"}
