@@ -105,17 +105,14 @@ def tokens_in_time(
     needed = math.ceil(1 / min(share, 1 - share))
     if len(own) < needed:
         return Effect(problem=f"{setting}: {len(own)} requests, a share of {share:g} needs {needed}")
-    counts = np.array([_tokens_by(row, within_s) for row in own.to_dict("records")], float)
+    tokens = np.array([_tokens_by(row, within_s) for row in own.to_dict("records")], float)
     repeat = own["repeat"].to_numpy(int)
     rng = np.random.default_rng([seed, int(files.digest([setting, within_s, share, of_class]), 16)])
-    weights = bootstrap.resample(repeat, np.unique(repeat), draws, rng).requests
-    order = np.argsort(counts, kind="stable")
-    lowest = (100 * (1 - share),)
-    drawn = bootstrap.percentiles(counts[order], weights[:, order], lowest)[:, :1]
-    low, high = bootstrap.ends(np.floor(drawn), level)
-    value = math.floor(bootstrap.percentiles(counts[order], np.ones((1, len(order))), lowest)[0, 0])
+    counts = bootstrap.resample(repeat, np.unique(repeat), draws, rng)
+    estimate, drawn = bootstrap.estimates(tokens, counts.unit, counts.units, (100 * (1 - share),))
+    low, high = bootstrap.ends(np.floor(drawn[:, :1]), level)
     asked = float(own["target_output_tokens"].max())
-    return Effect(value, asked, value, float(low[0]), float(high[0]))
+    return Effect(math.floor(estimate[0]), asked, math.floor(estimate[0]), float(low[0]), float(high[0]))
 
 
 def _tokens_by(request: Mapping[Hashable, Any], within_s: float) -> int:
