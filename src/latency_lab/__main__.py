@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from latency_lab import ROOT
+
+if TYPE_CHECKING:
+    from latency_lab.study import ModelSource, Study
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -92,8 +98,31 @@ def _check(options: argparse.Namespace) -> int:
     for setting in study.settings_in_order():
         points = {plan.point.label: plan for plan in study.cells(setting)}
         print(f"{setting.label}: {len(study.cells(setting))} cells ({', '.join(points)})")
+    for line in (*study.traffic(), *_cut_texts(study)):
+        print(line)
     print(f"about {study.estimate_s() / 60:.0f} min at the speeds that the study assumes, if nothing fails")
     return 0
+
+
+def _cut_texts(study: Study) -> Iterator[str]:
+    """How many requests of each point a text of a file makes too long: only the model's tokenizer can tell."""
+    from latency_lab import load, models
+    from latency_lab.study import derive_seed
+
+    vocabularies: dict[ModelSource, models.Tokens] = {}
+    for point in study.points():
+        if not any(traffic.prompts for traffic in point.classes):
+            continue
+        model = next(setting.model for setting in study.settings() if point.runs_on(setting))
+        if model not in vocabularies:
+            vocabularies[model] = models.Tokens(models.prepare(model, ROOT / "data" / "models"))
+        try:
+            streams = load.streams(point, 0, derive_seed(study.seed, point.id, 0), vocabularies[model])
+        except ValueError as error:  # no chat template
+            raise models.ModelError(f"{study.path}: {point.label}: {str(error).splitlines()[0]}") from error
+        requests = [request for stream in streams for request in islice(stream.requests, 1000)]
+        cut = sum(request.clamped for request in requests)
+        yield f"{point.label}: {cut:,} of the first {len(requests):,} requests cut to max_model_len"
 
 
 def _report(options: argparse.Namespace) -> int:

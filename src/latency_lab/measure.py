@@ -250,6 +250,8 @@ class Job:
             "log_tail": engine.log_tail(self.log) if error else None,
             "started_at": started_at,
             "slo": json.dumps(plan.point.slo) if plan.point.slo else None,
+            "requests_clamped": sum(timing.request.clamped for timing in run.timings) if plan.point.note else None,
+            "traffic": plan.point.note,
             "kv_cache_usage_max": living.kv_cache_usage_max,
         }
         requests = client.rows(run, self.study.keep_token_ids, stats, {**common, "via": "engine", "streaming": True})

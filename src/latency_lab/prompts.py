@@ -54,8 +54,8 @@ class Prompts:
     @property
     def note(self) -> str:
         """What a reader has to know of the file."""
-        left_out = f", {self.left_out:,} conversations without question and answer left out" if self.left_out else ""
-        return f"prompts of the {len(self.texts):,} in {self.path.name} ({self.layout}){left_out}"
+        left_out = f", left out for no question with an answer: {self.left_out:,}" if self.left_out else ""
+        return f"{len(self.texts):,} prompts in {self.path.name} ({self.layout}){left_out}"
 
 
 def read_prompts(path: Path, layout: str | None = None) -> Prompts:

@@ -52,7 +52,7 @@ SETTING_VALUES = [
 ]
 
 WORKLOAD_VALUES = [
-    _field("load", pa.string(), "closed, constant, poisson, gamma, burst or mix", required=True),
+    _field("load", pa.string(), "closed, constant, poisson, gamma, burst, replay or mix", required=True),
     _field("concurrency", pa.int32(), "closed loop: requests in flight; burst: requests sent at once; mix: null"),
     _field("rate_per_s", pa.float64(), "open loop: mean arrivals a second"),
     _field("burstiness", pa.float64(), "gamma arrivals: shape of the gaps (1 is Poisson, less is burstier)"),
@@ -154,6 +154,12 @@ CELLS = pa.schema(
         _field("log_tail", pa.string(), "last lines of the engine's log, where something went wrong"),
         _field("requests", pa.int32(), "rows in the requests file", required=True),
         _field("requests_failed", pa.int32(), "rows with an error", required=True),
+        _field(
+            "requests_clamped",
+            pa.int32(),
+            "rows whose prompt or output is cut to max_model_len, as files know no such limit; null without files",
+        ),
+        _field("traffic", pa.string(), "the files that requests come from, and what of them was left out or sorted"),
         _field(
             "requests_sha256",
             pa.string(),

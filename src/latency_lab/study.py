@@ -115,6 +115,15 @@ class Study:
                 plans.append(CellPlan(setting, point, repeat, derive_seed(self.seed, point.id, repeat)))
         return plans
 
+    def traffic(self) -> list[str]:
+        """What a reader has to know of the files that workloads are made of, a line for each point."""
+        lines = []
+        for point in self.all_points:
+            if point.note is not None:
+                cuts = [cut for traffic in point.classes if (cut := traffic.cut_short()) is not None]
+                lines.append(f"{point.label}: {'; '.join([point.note, *cuts])}")
+        return lines
+
     def estimate_s(self) -> float:
         """Roughly how long the whole study takes, in seconds, at the speeds that it expects (`speed`).
 

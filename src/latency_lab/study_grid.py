@@ -143,8 +143,11 @@ class TrafficClass:
     @property
     def note(self) -> str | None:
         """What a reader has to know of the files that the requests come from; None where they come from none."""
-        files = [file.note for file in (self.trace, self.prompts) if file is not None]
-        return "; ".join(files) or None
+        notes = [file.note for file in (self.trace, self.prompts) if file is not None]
+        requests = self.load.requests or (self.load.concurrency or 0) * (self.load.requests_each or 0)
+        if self.prompts is not None and requests > len(self.prompts.texts):
+            notes.append(f"{requests:,} requests ask some of them again")
+        return "; ".join(notes) or None
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,8 @@ def run(study: Study, runs: Path, force: bool = False) -> int:
         if todo:
             estimate = _minutes(study.estimate_s() * cells / (cells + kept))
             print(f"  estimated time: {estimate}, if nothing fails; results: {folder}")
+            for line in study.traffic():
+                print(f"  {line}")
         interrupted = False
         # In a log file, a bar that moves twice a second is noise.
         with tqdm(total=cells, unit="cell", disable=not todo, mininterval=0.5 if sys.stderr.isatty() else 30) as bar:

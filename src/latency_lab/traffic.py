@@ -95,8 +95,8 @@ class Trace:
         )
         parts = [f"{taken} requests in {self.path.name} ({self.layout})"]
         parts += [f"gaps times {self.time_scale:g}"] * (self.time_scale != 1)
-        parts += [f"{self.failed:,} rows of 0 prompt or output tokens left out"] * bool(self.failed)
-        parts += [f"{self.unsorted:,} rows out of order sorted"] * bool(self.unsorted)
+        parts += [f"left out for 0 prompt or output tokens: {self.failed:,}"] * bool(self.failed)
+        parts += [f"out of order and sorted: {self.unsorted:,}"] * bool(self.unsorted)
         return ", ".join(parts)
 
 
