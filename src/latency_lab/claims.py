@@ -94,11 +94,11 @@ def rules_of(folder: Path) -> dict[str, ClaimRules]:
     None where there is no such file: records of a study of one's own, kept without it. Raises study.StudyError for a
     faulty file.
     """
-    from latency_lab.study import load_study
+    from latency_lab.study import load_rules
 
     for path in (folder / "study.yaml", STUDIES / f"{folder.name}.yaml"):
         if path.exists():
-            return load_study(path, None).claims
+            return load_rules(path)
     return {}
 
 

@@ -52,6 +52,7 @@ __all__ = [
     "StudyError",
     "TrafficClass",
     "derive_seed",
+    "load_rules",
     "load_study",
 ]
 
@@ -188,6 +189,18 @@ def load_study(path: Path, arguments: EngineArguments | None = None) -> Study:
         all_settings=tuple(settings),
         all_points=tuple(points),
     )
+
+
+def load_rules(path: Path) -> dict[str, ClaimRules]:
+    """A study's rules alone: for judging records where the files of its workloads are not at hand.
+
+    Raises StudyError where the study's own values are faulty.
+    """
+    file, problems = read_arguments(read(path), None)
+    fields, more = parse(file)
+    if fields is None or problems or file.problems:
+        raise file.error(problems + more)
+    return fields.claims
 
 
 def _cell_s(plan: CellPlan, speed: Speed) -> float:
