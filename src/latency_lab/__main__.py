@@ -60,7 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
     verify = commands.add_parser("verify", help="recompute every number of README.md's findings from data/reference/")
     verify.add_argument("--write", action="store_true", help="write the recomputed findings into README.md")
 
-    commands.add_parser("bench", help="measure what this study's own tools cost")
+    bench = commands.add_parser("bench", help="measure what this study's own tools cost, beside vLLM's own benchmark")
+    bench.add_argument("parts", nargs="*", metavar="PART", help="some of its parts (default: all)")
 
     options = parser.parse_args(arguments)
     try:
@@ -158,10 +159,10 @@ def _verify(options: argparse.Namespace) -> int:
     return prose.verify(ROOT / "README.md", ROOT / "data", options.write)
 
 
-def _bench(_: argparse.Namespace) -> int:
+def _bench(options: argparse.Namespace) -> int:
     from latency_lab import bench
 
-    return bench.run()
+    return bench.run(options.parts)
 
 
 _COMMANDS = {
@@ -184,6 +185,8 @@ def _user_errors() -> tuple[type[Exception], ...]:
     errors: tuple[type[Exception], ...] = (StudyError, ModelError, BadRecord, FileNotFoundError)
     if "latency_lab.sweep" in sys.modules:
         errors += (sys.modules["latency_lab.sweep"].SweepError,)
+    if "latency_lab.vllm_bench" in sys.modules:
+        errors += (sys.modules["latency_lab.vllm_bench"].BenchError,)
     return errors
 
 
