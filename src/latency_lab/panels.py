@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from latency_lab import labels
@@ -65,6 +68,64 @@ def tradeoff(ax: Any, panel: pd.DataFrame, context: Context, coloured: list[str]
     for _, at in fastest.tail(MOST_LABELS).iterrows():
         setting = at["setting"]
         labels.ask(ax, (at["throughput"], at["latency"]), str(setting), context.looks[str(setting)].colour)
+
+
+def over_concurrency(ax: Any, data: pd.DataFrame, column: str, factor: float, context: Context) -> None:
+    """A column (with `_low`, `_high`) over concurrency, a line a setting; `name_lines` then names them."""
+    known = data[data[column].notna()]
+    for setting, line in known.groupby("setting", sort=False):
+        look = context.looks[str(setting)]
+        y = line[column] * factor
+        errors = [y - line[f"{column}_low"] * factor, line[f"{column}_high"] * factor - y]
+        x = line["concurrency"].astype(float)
+        ax.errorbar(
+            x,
+            y,
+            yerr=[error.clip(lower=0).fillna(0) for error in errors],
+            color=look.colour,
+            ls=look.dash,
+            marker=look.marker,
+            elinewidth=0.9,
+        )
+        ax.annotate(
+            str(setting),
+            (x.iloc[-1], y.iloc[-1]),
+            xytext=(12, 0),
+            textcoords="offset points",
+            color=look.colour,
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": look.colour, "lw": 0.7, "shrinkA": 0, "shrinkB": 3},
+        ).set_gid("line")
+    ax.set_xscale("log", base=2)
+    levels = sorted(known["concurrency"].astype(int).unique())
+    ax.set_xticks(levels, [f"{level}" for level in levels])
+    ax.minorticks_off()
+    if (known[column].max() / known[column].min()) > 8:
+        ax.set_yscale("log")
+        _plain_log(ax.yaxis)
+    else:
+        ax.set_ylim(0, None)
+
+
+def name_lines(made: Figure, axes: Iterable[Any]) -> None:
+    """Move the names at the ends of lines apart, up and down, so that none covers another; once laid out."""
+    made.draw_without_rendering()
+    points_each = 72 / made.dpi
+    for ax in axes:
+        names = sorted(
+            (text for text in ax.texts if text.get_gid() == "line"),
+            key=lambda text: ax.transData.transform(text.xy)[1],
+        )
+        at = np.array([ax.transData.transform(text.xy)[1] for text in names])
+        height = 1.1 * max((Text.get_window_extent(text).height for text in names), default=0.0)
+        place = at.copy()
+        for _ in range(20 * len(place)):  # each pair that is too close parts by half of what it lacks
+            lacks = np.clip(height - np.diff(place), 0, None) / 2
+            place[1:] += lacks
+            place[:-1] -= lacks
+        for text, y, where in zip(names, at, place, strict=True):
+            text.set_position((12, (where - y) * points_each))
 
 
 def ecdf(ax: Any, curves: pd.DataFrame, group: list[str], context: Context) -> None:
