@@ -19,8 +19,8 @@ def measured(*rows, device="made-up CPU", steps_table=None, **values):
     table = frame(list(rows))
     keys = ["setting", "workload", "repeat", "cell"]
     own = cells([cell(**row, device=device, **values) for row in table[keys].drop_duplicates().to_dict("records")])
-    study = records.Records(Path("made-up"), own, table)
-    study.__dict__["steps"] = steps() if steps_table is None else steps_table
+    study = records.Records(Path("made-up"), own)
+    study.__dict__.update(requests=table, steps=steps() if steps_table is None else steps_table)
     return study
 
 
@@ -110,10 +110,8 @@ def test_machines_are_judged_apart():
     one, other = measured(*ttft("a", 0.1), *ttft("b", 0.2)), measured(*ttft("a", 0.2), *ttft("b", 0.2), device="x")
     other.requests["cell"] = "x" + other.requests["cell"]
     other.cells["cell"] = "x" + other.cells["cell"]
-    both = records.Records(
-        Path("made-up"), pd.concat([one.cells, other.cells]), pd.concat([one.requests, other.requests])
-    )
-    both.__dict__["steps"] = steps()
+    both = records.Records(Path("made-up"), pd.concat([one.cells, other.cells]))
+    both.__dict__.update(requests=pd.concat([one.requests, other.requests]), steps=steps())
     rules = {"queue": ClaimRules.model_validate({"rules": [rule()]})}
     found = {v.machine: v.verdict for v in claims.judge(both, rules, draws=100)}
     assert found == {"made-up CPU": "supported", "x": "refuted"}

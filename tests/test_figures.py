@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import synthetic
 
-from latency_lab import figures, labels, metrics, records, style
+from latency_lab import figures, labels, long_prompts, metrics, records, style, summary
 
 
 @pytest.fixture(scope="module")
@@ -17,8 +17,13 @@ def study(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def points(study):
-    return metrics.summary(study.requests, draws=50)
+def found(study):
+    return summary.of_study(study, draws=50)
+
+
+@pytest.fixture(scope="module")
+def points(found):
+    return found.points
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +32,13 @@ def context(study):
 
 
 @pytest.fixture(scope="module")
-def drawn(study, points, context):
+def drawn(study, found, points, context):
     return {
         "tradeoff": figures.tradeoff(points, context),
-        "distributions": figures.distributions(study.requests, context),
+        "distributions": figures.distributions(study, context),
         "heat_maps": figures.heat_maps(points, context),
-        "stalls": figures.stalls(study.requests, context),
-        "ttft_split": figures.ttft_split(study.requests, context),
+        "stalls": figures.stalls(long_prompts.beside(study), context),
+        "ttft_split": figures.ttft_split(found.parts, context),
     }
 
 
@@ -131,7 +136,10 @@ def test_ttft_split_adds_up(drawn):
 
 def test_saving_writes_three_files_and_the_same_bytes_again(drawn, study, context, tmp_path):
     first, second = (
-        [path.read_bytes() for path in style.save(figures.stalls(study.requests, context), "stalls", tmp_path)]
+        [
+            path.read_bytes()
+            for path in style.save(figures.stalls(long_prompts.beside(study), context), "stalls", tmp_path)
+        ]
         for _ in range(2)
     )
     assert first == second
@@ -147,10 +155,10 @@ def test_many_settings_stay_legible(tmp_path):
         synthetic.write_study(tmp_path / "many", budgets=(64, 128, 256, 512, 1024, 2048), seqs=(4, 16), repeats=1)
     )
     context = style.context(study.cells)
-    made = figures.tradeoff(metrics.summary(study.requests, draws=10), context).figure
+    made = figures.tradeoff(summary.of_study(study, draws=10).points, context).figure
     named = {text.get_text() for text in made.legends[0].get_texts()}
     assert "other settings" in named and len(named & set(context.looks)) <= figures.MOST_LOOKS
-    assert len(figures.distributions(study.requests, context).figure.axes) == 4  # two rows of at most 7 settings
+    assert len(figures.distributions(study, context).figure.axes) == 4  # two rows of at most 7 settings
 
 
 def absent(made):
@@ -160,12 +168,12 @@ def absent(made):
 
 
 def test_missing_data_is_a_sentence_not_a_crash(study, points, context, tmp_path):
-    steady = study.requests[study.requests["load"] != "mix"]
+    steady = long_prompts.beside(study.part(study.cells[study.cells["load"] != "mix"]))
     assert "mixes streams" in absent(figures.stalls(steady, context))
     one = points[points["workload"] == "chat c=4"]
     assert "two or more load levels" in absent(figures.tradeoff(one, context))
     assert "fewer than two" in absent(figures.heat_maps(points[points["setting"] == "budget=512 seqs=4"], context))
-    blind = study.requests.assign(queue_s=np.nan)
+    blind = metrics.ttft_parts(metrics.latencies(study.requests.assign(queue_s=np.nan)))
     assert "queue" in absent(figures.ttft_split(blind, context))
     assert style.save(figures.stalls(steady, context), "stalls", tmp_path) == []
 
@@ -179,23 +187,27 @@ def test_a_study_where_everything_failed(study, context):
         token_counts=None,
         output_tokens=0,
     )
-    points = metrics.summary(failed, draws=10)
+    lost = records.Records(study.path, study.cells)
+    lost.__dict__["requests"] = failed
+    found = summary.of_study(lost, draws=10)
     for made in (
-        figures.tradeoff(points, context),
-        figures.distributions(failed, context),
-        figures.heat_maps(points, context),
-        figures.stalls(failed, context),
-        figures.ttft_split(failed, context),
+        figures.tradeoff(found.points, context),
+        figures.distributions(lost, context),
+        figures.heat_maps(found.points, context),
+        figures.stalls(long_prompts.beside(lost), context),
+        figures.ttft_split(found.parts, context),
     ):
         absent(made)
 
 
 def test_no_records_at_all(study, context):
-    none, points = study.requests.iloc[:0], metrics.summary(study.requests.iloc[:0])
-    for make in (figures.distributions, figures.stalls, figures.ttft_split):
-        absent(make(none, context))
+    none = study.part(study.cells[study.cells["status"] == "refused"])
+    found = summary.of_study(none)
+    absent(figures.distributions(none, context))
+    absent(figures.stalls(long_prompts.beside(none), context))
+    absent(figures.ttft_split(found.parts, context))
     for make in (figures.tradeoff, figures.heat_maps):
-        absent(make(points, context))
+        absent(make(found.points, context))
 
 
 def test_a_stale_figure_is_removed(drawn, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from latency_lab import figures, import_bench, metrics, records, style, tables
+from latency_lab import figures, import_bench, metrics, records, style, summary, tables, token_gaps
 from latency_lab.__main__ import main
 
 TOTALS = {
@@ -57,7 +57,7 @@ def test_token_times_follow_from_ttft_and_gaps(tmp_path):
     study = imported(tmp_path, write(tmp_path))
     first, _, third = study.requests.to_dict("records")
     assert first["token_times_s"] == pytest.approx([0.1, 0.11, 0.13])
-    assert first["token_counts"].tolist() == [1, 1, 1]
+    assert first["token_counts"] == [1, 1, 1]
     assert first["scheduled_s"] == first["sent_s"] == 0.0
     assert third["sent_s"] == pytest.approx(0.5)
     assert third["first_token_s"] == pytest.approx(0.6)
@@ -139,8 +139,8 @@ def test_chunks_of_several_tokens_keep_their_times_alone(tmp_path):
     assert "1 came in other than a token a chunk" in str(cell)
     study = records.load(tmp_path / "runs" / "mine")
     assert study.requests["token_counts"].isna().tolist() == [True, False, False]
-    itl = metrics.token_itl(metrics.gaps(study.requests))
-    assert sorted(itl.loc[itl["row"] == 0, "itl_s"]) == pytest.approx([0, 0, 0.01, 0.02])
+    row, itl_s = token_gaps.itl(study.requests)
+    assert sorted(itl_s[row == 0]) == pytest.approx([0, 0, 0.01, 0.02])
     assert metrics.latencies(study.requests)["tpot_s"].iloc[0] == pytest.approx(0.03 / 4)
 
 
@@ -222,6 +222,6 @@ def test_the_report_reads_an_imported_study(tmp_path):
     assert facts["Machine"] == "NVIDIA L4" and facts["vLLM"] == "unknown"
     assert "32-1.json" in facts["Imported from"]
     assert "seqs=32" in tables.settings(study.cells)
-    assert "4 of 4 cells are valid" in tables.validity(study.cells, study.requests)
-    points = metrics.summary(study.requests)
-    assert figures.tradeoff(points, style.context(study.cells)).reason == ""
+    found = summary.of_study(study)
+    assert "4 of 4 cells are valid" in tables.validity(study.cells, found.cells)
+    assert figures.tradeoff(found.points, style.context(study.cells)).reason == ""

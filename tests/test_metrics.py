@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import synthetic
 
-from latency_lab import bootstrap, metrics, records
+from latency_lab import bootstrap, metrics, records, summary, token_gaps, validity
 
 
 def one(**values):
@@ -25,21 +25,21 @@ def test_several_tokens_in_a_chunk_count_as_tokens():
     row = one(token_times_s=[1.0, 1.5, 2.0], token_counts=[1, 3, 1])
     assert row["tpot_s"] == 0.25
     requests = synthetic.frame([synthetic.request(token_times_s=[1.0, 1.5, 2.0], token_counts=[1, 3, 1])])
-    itl = metrics.token_itl(metrics.gaps(requests))["itl_s"]
+    itl = token_gaps.itl(requests)[1]
     assert sorted(itl) == [0.0, 0.0, 0.5, 0.5]
     assert itl.mean() == row["tpot_s"]
 
 
 def test_several_tokens_in_the_first_chunk():
     requests = synthetic.frame([synthetic.request(token_times_s=[1.0, 1.5], token_counts=[2, 1])])
-    assert sorted(metrics.token_itl(metrics.gaps(requests))["itl_s"]) == [0.0, 0.5]
+    assert sorted(token_gaps.itl(requests)[1]) == [0.0, 0.5]
 
 
 def test_one_token_has_no_tpot_and_no_itl():
     row = one(token_times_s=[0.5])
     assert row["ttft_s"] == row["e2e_s"] == 0.5
     assert pd.isna(row["tpot_s"])
-    point = metrics.summary(synthetic.frame([synthetic.request(token_times_s=[0.5])])).iloc[0]
+    point = summary.of_requests(synthetic.frame([synthetic.request(token_times_s=[0.5])])).iloc[0]
     assert (point["n"], point["failed"], point["tpot_undefined"], point["itl_n"]) == (1, 0, 1, 0)
     assert pd.isna(point["tpot_p50_s"]) and pd.isna(point["itl_p50_s"])
 
@@ -61,14 +61,14 @@ def test_engine_times_may_be_missing():
     row = one(token_times_s=[0.5, 1.0])
     assert row["ttft_s"] == 0.5
     assert row[["queue_s", "prefill_s", "frontend_s"]].isna().all()
-    assert metrics.ttft_parts(synthetic.frame([synthetic.request(token_times_s=[0.5, 1.0])])).empty
+    assert metrics.ttft_parts(metrics.latencies(synthetic.frame([synthetic.request(token_times_s=[0.5, 1.0])]))).empty
 
 
 def test_without_streaming_only_e2e_is_known():
     row = one(token_times_s=[2.0], token_counts=[9], streaming=False)
     assert row["e2e_s"] == 2.0
     assert row[["ttft_s", "tpot_s"]].isna().all()
-    assert metrics.gaps(synthetic.frame([synthetic.request(token_times_s=[2.0], streaming=False)])).empty
+    assert token_gaps.gaps(synthetic.frame([synthetic.request(token_times_s=[2.0], streaming=False)])).empty
 
 
 def test_gaps_are_placed_on_the_cells_clock():
@@ -77,7 +77,7 @@ def test_gaps_are_placed_on_the_cells_clock():
         synthetic.request(request=1, token_times_s=None),
         synthetic.request(request=2, sent_s=20.0, token_times_s=[0.5]),
     ]
-    chunks = metrics.gaps(synthetic.frame(rows))
+    chunks = token_gaps.gaps(synthetic.frame(rows))
     assert chunks["row"].tolist() == [0, 0, 2]
     assert chunks["at_s"].tolist() == [11.0, 11.5, 20.5]
     assert chunks["gap_s"].isna().tolist() == [True, False, True]
@@ -111,7 +111,7 @@ def chats(latencies, repeat=0, **values):
 
 def test_percentiles_are_numpys():
     ttft = np.random.default_rng(0).lognormal(size=40)
-    row = metrics.summary(synthetic.frame(chats(ttft)), draws=10).iloc[0]
+    row = summary.of_requests(synthetic.frame(chats(ttft)), draws=10).iloc[0]
     for p in metrics.PERCENTILES:
         assert row[f"ttft_p{p}_s"] == pytest.approx(np.percentile(ttft, p), rel=1e-6)
     assert row["ttft_mean_s"] == pytest.approx(ttft.mean(), rel=1e-6)
@@ -119,31 +119,31 @@ def test_percentiles_are_numpys():
 
 def test_failures_make_high_percentiles_null_not_low():
     rows = chats(np.arange(1.0, 20.0)) + [synthetic.request(request=19, error="timed out")]
-    row = metrics.summary(synthetic.frame(rows), draws=50).iloc[0]
+    row = summary.of_requests(synthetic.frame(rows), draws=50).iloc[0]
     assert (row["n"], row["failed"], row["timeouts"], row["failed_share"]) == (20, 1, 1, 0.05)
     assert row["e2e_p50_s"] == pytest.approx(10.6)  # halfway between the 10th and 11th of 20, not of 19
     assert pd.isna(row["e2e_p95_s"]) and pd.isna(row["e2e_mean_s"])
 
 
 def test_all_failed_is_all_null():
-    row = metrics.summary(synthetic.frame([synthetic.request(error="boom")] * 3), draws=10).iloc[0]
+    row = summary.of_requests(synthetic.frame([synthetic.request(error="boom")] * 3), draws=10).iloc[0]
     assert row["failed_share"] == 1
     assert pd.isna(row["ttft_p50_s"]) and pd.isna(row["output_tokens_per_s"])
 
 
 def test_classes_of_a_mix_are_apart():
     rows = chats([1.0], class_name="chat") + chats([9.0], class_name="long")
-    table = metrics.summary(synthetic.frame(rows), draws=10).set_index("class_name")
+    table = summary.of_requests(synthetic.frame(rows), draws=10).set_index("class_name")
     assert table.loc["chat", "ttft_p50_s"] == 1.0
     assert table.loc["long", "ttft_p50_s"] == 9.0
 
 
 def test_one_repeat_says_that_repeats_are_unknown():
-    row = metrics.summary(synthetic.frame(chats([1.0, 2.0, 3.0])), draws=20).iloc[0]
+    row = summary.of_requests(synthetic.frame(chats([1.0, 2.0, 3.0])), draws=20).iloc[0]
     assert row["interval_over"] == "requests of one repeat only"
     assert pd.isna(row["output_tokens_per_s_low"])
     rows = chats([1.0, 2.0, 3.0]) + chats([1.0, 2.0, 4.0], repeat=1)
-    row = metrics.summary(synthetic.frame(rows), draws=20).iloc[0]
+    row = summary.of_requests(synthetic.frame(rows), draws=20).iloc[0]
     assert row["interval_over"] == "repeats and requests"
     assert row["output_tokens_per_s_low"] < row["output_tokens_per_s_high"]
 
@@ -151,14 +151,14 @@ def test_one_repeat_says_that_repeats_are_unknown():
 def test_intervals_are_seeded_and_do_not_depend_on_other_rows():
     rows = chats(np.random.default_rng(1).lognormal(size=30))
     other = chats([5.0, 6.0], setting="b")
-    alone = metrics.summary(synthetic.frame(rows), draws=100, seed=3)
-    again = metrics.summary(synthetic.frame(rows), draws=100, seed=3)
-    beside = metrics.summary(synthetic.frame(rows + other), draws=100, seed=3)
+    alone = summary.of_requests(synthetic.frame(rows), draws=100, seed=3)
+    again = summary.of_requests(synthetic.frame(rows), draws=100, seed=3)
+    beside = summary.of_requests(synthetic.frame(rows + other), draws=100, seed=3)
     pd.testing.assert_frame_equal(alone, again)
     assert alone.iloc[0]["ttft_p95_s_high"] == beside.set_index("setting").loc["a", "ttft_p95_s_high"]
     assert (
         alone.iloc[0]["ttft_p50_s_low"]
-        != metrics.summary(synthetic.frame(rows), draws=100, seed=4).iloc[0]["ttft_p50_s_low"]
+        != summary.of_requests(synthetic.frame(rows), draws=100, seed=4).iloc[0]["ttft_p50_s_low"]
     )
 
 
@@ -185,9 +185,10 @@ def test_a_draw_of_repeats_draws_their_requests():
 def test_bins_hardly_move_percentiles():
     rng = np.random.default_rng(2)
     samples = [rng.lognormal(size=2000) for _ in range(20)]
-    binned = bootstrap.percentiles(*bootstrap.pool(samples, np.ones((1, 20), np.float32)), metrics.PERCENTILES)[0]
-    exact = np.percentile(np.concatenate(samples), metrics.PERCENTILES)
-    assert binned[:-1] == pytest.approx(exact, rel=0.02)
+    values, unit = np.concatenate(samples), np.repeat(np.arange(20), 2000)
+    exact, drawn = bootstrap.estimates(values, unit, np.ones((1, 20), np.float32), metrics.PERCENTILES)
+    assert exact == pytest.approx([*np.percentile(values, metrics.PERCENTILES), values.mean()])
+    assert drawn[0] == pytest.approx(exact, rel=0.02)
 
 
 def test_verdicts_give_reasons():
@@ -204,7 +205,8 @@ def test_verdicts_give_reasons():
             synthetic.request(cell="few", workload="w4", token_times_s=[0.1, 0.2]),
         ]
     )
-    table = metrics.verdicts(synthetic.cells(rows), requests).set_index("cell")
+    measured = metrics.per_cell(requests, metrics.latencies(requests))
+    table = validity.verdicts(synthetic.cells(rows), measured).set_index("cell")
     assert table["valid"].tolist() == [True, False, False, False, False]
     assert "client took 8% of the time, over 5%" in table.loc["slow client", "reasons"]
     assert "50 ms late (p99), over 10 ms" in table.loc["slow client", "reasons"]
@@ -216,7 +218,9 @@ def test_verdicts_give_reasons():
 
 def test_repeats_together_support_a_percentile():
     rows = [synthetic.cell(cell=f"c{i}", repeat=i, requests=40) for i in range(3)]
-    assert metrics.verdicts(synthetic.cells(rows), synthetic.frame([]))["percentile_max"].tolist() == [99] * 3
+    none = synthetic.frame([])
+    measured = metrics.per_cell(none, metrics.latencies(none))
+    assert validity.verdicts(synthetic.cells(rows), measured)["percentile_max"].tolist() == [99] * 3
 
 
 def test_two_labels_of_one_configuration_are_flagged():
@@ -226,9 +230,9 @@ def test_two_labels_of_one_configuration_are_flagged():
         synthetic.cell(cell="3", setting="budget=512", resolved_id="y"),
         synthetic.cell(cell="4", setting="refused", resolved_id=None),
     ]
-    table = metrics.label_conflicts(synthetic.cells(rows))
+    table = validity.label_conflicts(synthetic.cells(rows))
     assert table["labels"].tolist() == [["budget=2048", "default"]]
-    assert metrics.label_conflicts(synthetic.cells(rows[1:])).empty
+    assert validity.label_conflicts(synthetic.cells(rows[1:])).empty
 
 
 def test_pareto():
@@ -244,7 +248,8 @@ def test_labels_sort_by_their_numbers():
 
 def test_summary_of_a_study(tmp_path):
     study = records.load(synthetic.write_study(tmp_path / "made-up", repeats=2))
-    table = metrics.summary(study.requests, draws=50)
+    table = summary.of_study(study, draws=50).points
+    pd.testing.assert_frame_equal(table, summary.of_requests(study.requests, draws=50))
     assert len(table) == 6 * (3 + 2)
     for name in ("ttft_p50_s", "tpot_p50_s", "itl_p99_s", "output_tokens_per_s"):
         known = table[name].notna()

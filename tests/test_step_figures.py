@@ -6,7 +6,7 @@ import pytest
 import synthetic
 import synthetic_steps
 
-from latency_lab import records, step_figures, style
+from latency_lab import long_prompts, records, step_figures, style, summary, token_gaps
 
 
 @pytest.fixture(scope="module")
@@ -15,13 +15,13 @@ def study(tmp_path_factory):
 
 
 def draw(study):
-    context = style.context(study.cells)
+    context, mixed = style.context(study.cells), long_prompts.beside(study)
     return {
-        "timeline": step_figures.timeline(study.steps, study.requests, context),
-        "life": step_figures.life(study.steps, study.requests, context),
-        "stalls_by_prefill": step_figures.stalls_by_prefill(study.steps, study.requests, context),
-        "budget_tradeoff": step_figures.budget_tradeoff(study.requests, context, draws=50),
-        "stall_free": step_figures.stall_free(study.steps, study.requests, context),
+        "timeline": step_figures.timeline(mixed, context),
+        "life": step_figures.life(mixed, context),
+        "stalls_by_prefill": step_figures.stalls_by_prefill(mixed, context),
+        "budget_tradeoff": step_figures.budget_tradeoff(mixed, summary.of_study(study, draws=50).points, context),
+        "stall_free": step_figures.stall_free(mixed, context),
     }
 
 
@@ -84,7 +84,7 @@ def test_a_life_has_its_chunks_and_tokens(drawn):
 
 def test_a_gap_belongs_to_the_step_that_ended_it(study):
     streams = study.requests[(study.requests["workload"] == "streams") & (study.requests["class_name"] == "chat")]
-    gaps = step_figures.gaps_with_steps(study.steps, streams)
+    gaps = step_figures.gaps_with_steps(study.steps, streams, token_gaps.gaps(streams))
     assert len(gaps) == 59 * len(streams)
     first = gaps[gaps["repeat"] == 0]  # where a step takes 20 ms and 0.8 ms a token, three or four of them decodes
     decodes = (first["gap_ms"] - 20 - 0.8 * first["prefill"]) / 0.8
@@ -105,8 +105,7 @@ def test_stall_free_shares_grow_with_the_threshold(drawn):
 
 
 def test_without_steps_or_streams_the_reason_is_given(study, tmp_path):
-    bare = records.Records(study.path, study.cells, study.requests)
-    bare.__dict__["steps"] = study.steps.iloc[:0]
+    bare = records.Records(study.path, study.cells.assign(steps=pd.NA))
     for name, made in draw(bare).items():
         assert (made.figure is None) == (name != "budget_tradeoff")
         assert made.figure is not None or made.reason.startswith("no scheduler steps were recorded")
@@ -120,7 +119,7 @@ def test_failed_long_prompts_do_not_break_the_figures(study):
     long = failed["class_name"] == "long"
     failed.loc[long, "error"] = "timed out"
     failed.loc[long, ["first_token_s", "last_token_s"]] = np.nan
-    other = records.Records(study.path, study.cells, failed)
-    other.__dict__["steps"] = study.steps
+    other = records.Records(study.path, study.cells)
+    other.__dict__["requests"] = failed
     for made in draw(other).values():
         assert made.reason or isinstance(made.data, pd.DataFrame)

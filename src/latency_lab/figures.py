@@ -12,7 +12,9 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from latency_lab import labels, metrics, panels, schemas, style
+from latency_lab import labels, metrics, panels, schemas, style, token_gaps
+from latency_lab.long_prompts import Beside
+from latency_lab.records import Records
 from latency_lab.style import Context, Drawn
 
 UNITS = {"e2e": ("E2E", "s", 1.0), "ttft": ("TTFT", "s", 1.0), "tpot": ("TPOT", "ms", 1e3)}
@@ -23,6 +25,7 @@ MOST_LOOKS = 10
 """
 
 _NO_DATA = pd.DataFrame()
+_TIMES = [*metrics.COLUMNS, "token_times_s", "token_counts"]
 _HEAT = (
     ("p50 E2E (s)", "e2e_p50_s", 1.0),
     ("p95 E2E (s)", "e2e_p95_s", 1.0),
@@ -100,25 +103,26 @@ def tradeoff(summary: pd.DataFrame, context: Context, name: str | None = None) -
     return Drawn(made, data.reset_index(drop=True), alt)
 
 
-def distributions(requests: pd.DataFrame, context: Context, workload: str | None = None) -> Drawn:
+def distributions(study: Records, context: Context, workload: str | None = None) -> Drawn:
     """ECDF of TTFT and ITL of each setting at one workload point; failed requests keep a curve from reaching
     1.
     """
-    workload = workload or busiest(requests)
-    chosen = requests[requests["workload"] == workload].reset_index(drop=True)
-    ttft = metrics.latencies(chosen)
-    chunks = metrics.gaps(chosen)
-    itl = metrics.token_itl(chunks)
-    itl["setting"] = chosen["setting"].to_numpy()[itl["row"]]
-    if ttft["ttft_s"].isna().all():
+    measured = study.cells[study.cells["requests"] > 0]
+    workload = workload or busiest(measured)
+    curves, medians = [], {}
+    chosen = measured[measured["workload"] == workload]
+    for setting in sorted(chosen["setting"].unique(), key=metrics.natural_key):
+        requests = study.part(chosen[chosen["setting"] == setting]).requests_with(_TIMES)
+        ttft = metrics.latencies(requests)["ttft_s"]
+        if ttft.isna().all():
+            continue
+        medians[setting] = float(ttft.median())
+        curves.append(_ecdf(ttft.to_numpy(float), len(ttft)).assign(metric="ttft", setting=setting))
+        itl_s = token_gaps.itl(requests)[1]
+        curves.append(_ecdf(itl_s * 1e3, len(itl_s)).assign(metric="itl", setting=setting))
+    if not curves:
         return Drawn(None, _NO_DATA, reason=f"no request of {workload or 'a steady workload'} completed.")
-    settings = sorted(ttft.loc[ttft["ttft_s"].notna(), "setting"].unique(), key=metrics.natural_key)
-    curves = []
-    for setting in settings:
-        own = ttft[ttft["setting"] == setting]
-        curves.append(_ecdf(own["ttft_s"], len(own)).assign(metric="ttft", setting=setting))
-        gaps = itl.loc[itl["setting"] == setting, "itl_s"]
-        curves.append(_ecdf(gaps * 1e3, len(gaps)).assign(metric="itl", setting=setting))
+    settings = list(medians)
     data = pd.concat(curves, ignore_index=True)[["metric", "setting", "value", "share"]]
     groups = [settings] if len(settings) <= MOST_LOOKS else [settings[i : i + 7] for i in range(0, len(settings), 7)]
     with style.theme():
@@ -133,8 +137,7 @@ def distributions(requests: pd.DataFrame, context: Context, workload: str | None
         axes[-1, 0].set_xlabel("TTFT of a request (s, log)")
         axes[-1, 1].set_xlabel("ITL of a token (ms, log)")
         key = panels.legend(settings, context, marker=False) if len(groups) == 1 else ((), ())
-        medians = ttft.groupby("setting")["ttft_s"].median().dropna()
-        title = _spread_title(medians, f"{workload}: median TTFT is", panels.seconds)
+        title = _spread_title(pd.Series(medians), f"{workload}: median TTFT is", panels.seconds)
         style.finish(made, title, _small(context, f"{workload}, all repeats"), key)
     alt = f"Cumulative distributions of TTFT and ITL at {workload} for {len(settings)} settings."
     return Drawn(made, data, alt)
@@ -173,23 +176,27 @@ def heat_maps(summary: pd.DataFrame, context: Context, workload: str | None = No
     return Drawn(made, data.reset_index(drop=True), alt)
 
 
-def stalls(requests: pd.DataFrame, context: Context) -> Drawn:
+def stalls(mixed: Beside | None, context: Context) -> Drawn:
     """Gaps between a stream's tokens over time while long prompts arrive, one panel a budget."""
-    found = metrics.beside_long_prompts(requests)
-    if found is None:
+    if mixed is None:
         return Drawn(None, _NO_DATA, reason="the study has no workload that mixes streams with long prompts.")
-    mixed, long, _ = found
-    first = mixed[mixed["repeat"] == mixed["repeat"].min()]
+    cells = mixed.study.cells
+    first = cells[cells["repeat"] == cells["repeat"].min()]
     shown = _a_setting_for_each_budget(first)
-    chosen = first[first["setting"].isin(shown)].reset_index(drop=True)
-    chunks = metrics.gaps(chosen)
-    gaps = chunks[(chunks["class_name"] != long) & chunks["gap_s"].notna()]
+    dots, dues, until_s = [], [], np.inf
+    for one in mixed.study.part(first[first["setting"].isin(shown)]).one_by_one():
+        gaps, covered_s = mixed.gaps(one)
+        until_s = min(until_s, covered_s)
+        dots.append(gaps.loc[gaps["gap_s"].notna(), ["setting", "at_s", "gap_s"]].assign(what="gap of a stream"))
+        requests = one.requests_with(["setting", "class_name", "scheduled_s"])
+        long = requests[requests["class_name"] == mixed.long]
+        dues.append(long[["setting"]].assign(at_s=long["scheduled_s"], what="long prompt due"))
+    data = pd.concat([*dots, *dues], ignore_index=True)
+    data = data[data["at_s"] <= until_s]
+    gaps = data[data["gap_s"].notna()]
     if gaps.empty:
         return Drawn(None, _NO_DATA, reason="no stream received two tokens while long prompts arrived.")
-    arrivals = chosen[chosen["class_name"] == long]
-    dots = gaps[["setting", "at_s"]].assign(gap_ms=gaps["gap_s"] * 1e3, what="gap of a stream")
-    dues = arrivals[["setting"]].assign(at_s=arrivals["scheduled_s"], gap_ms=np.nan, what="long prompt due")
-    data = pd.concat([dots, dues], ignore_index=True)
+    data = data.assign(gap_ms=data["gap_s"] * 1e3)[["setting", "at_s", "gap_ms", "what"]].reset_index(drop=True)
     with style.theme():
         made, axes = style.figure(0.5 + 1.25 * len(shown), len(shown), 1, sharex=True, sharey=True)
         for ax, setting in zip(axes[:, 0], shown, strict=True):
@@ -203,8 +210,8 @@ def stalls(requests: pd.DataFrame, context: Context) -> Drawn:
         p99s = gaps.groupby("setting")["gap_s"].quantile(0.99) * 1e3
         what = "While long prompts arrive, the p99 gap of running streams is"
         title = _spread_title(p99s, what, lambda ms: f"{panels.three(ms)} ms")
-        prompt = mixed.loc[mixed["class_name"] == long, "prompt_tokens"].median()
-        note = f"{mixed['workload'].iloc[0]}, first repeat; long prompts of {prompt:,.0f} tokens"
+        note = f"{mixed.workload}, first repeat; long prompts of {mixed.prompt_tokens:,.0f} tokens"
+        note += f"; the first {panels.three(until_s)} s" if np.isfinite(until_s) else ""
         dot = Line2D([], [], color="#444444", marker="o", ms=3, ls="")
         due = Line2D([], [], color="#222222", marker="v", ls=":", lw=1)
         key = ([dot, due], ["gap between two tokens of a stream", "a long prompt is due"])
@@ -213,9 +220,9 @@ def stalls(requests: pd.DataFrame, context: Context) -> Drawn:
     return Drawn(made, data, alt)
 
 
-def ttft_split(requests: pd.DataFrame, context: Context) -> Drawn:
+def ttft_split(parts: pd.DataFrame, context: Context) -> Drawn:
     """Mean TTFT of each setting split in queue, prefill and the rest, at low, middle and high load."""
-    parts = metrics.ttft_parts(requests[requests["load"] != "mix"])
+    parts = parts[parts["load"] != "mix"]
     if parts.empty:
         return Drawn(None, _NO_DATA, reason="no completed request has the engine's own queue and prefill times.")
     main = family(str(busiest(parts)))
@@ -272,9 +279,9 @@ def _tradeoff_panel(points: pd.DataFrame, latency: str, p: int) -> pd.DataFrame:
     return out.sort_values(["setting", "level"], key=lambda c: metrics.natural(c) if c.name == "setting" else c)
 
 
-def _ecdf(values: pd.Series, n: int, most: int = 400) -> pd.DataFrame:
+def _ecdf(values: np.ndarray, n: int, most: int = 400) -> pd.DataFrame:
     """Sorted values and the share of `n` at or below each; at most about `most` steps, evenly in share."""
-    ordered = np.sort(values.dropna().to_numpy(float))
+    ordered = np.sort(values[~np.isnan(values)])
     if not len(ordered):
         return pd.DataFrame({"value": [], "share": []})
     kept = np.unique(np.linspace(0, len(ordered) - 1, min(most, len(ordered))).round().astype(int))

@@ -71,6 +71,11 @@ def cpu_name() -> str:
 
 
 @cache
+def cores() -> int:
+    """Logical cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def git_commit() -> str | None:
     """Commit of the repository that holds this file, '+dirty' where tracked files differ; None outside a repository."""
     root = Path(__file__).resolve().parent

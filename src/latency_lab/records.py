@@ -12,7 +12,8 @@ believes it only where the digests agree. What the columns mean is in schemas.py
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from latency_lab.files import file_sha256, replacing
@@ -28,16 +30,42 @@ from latency_lab.schemas import CELLS, REQUESTS, SCHEMA_VERSION, STEPS
 
 @dataclass(frozen=True)
 class Records:
-    """A study's tables. `path` is the folder that they came from."""
+    """A study: its cells, and its requests and steps, which are read when first asked for, since they can be many.
+
+    path : the folder that they come from
+    """
 
     path: Path
     cells: pd.DataFrame
-    requests: pd.DataFrame
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """All requests of the cells, with every column."""
+        return to_pandas(_load(self.path, "requests", REQUESTS, self.cells["cell"]))
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """Scheduler steps, read when first asked for: they can be many. Empty where none were recorded."""
-        return to_pandas(load_steps(self.path))
+        """All scheduler steps of the cells. Empty where none were recorded."""
+        return to_pandas(_load(self.path, "steps", STEPS, self.cells["cell"]))
+
+    def requests_with(self, columns: Sequence[str]) -> pd.DataFrame:
+        """All requests of the cells, with some columns only: the lists of token times hold most of the bytes."""
+        if "requests" in self.__dict__:
+            return self.requests[list(columns)]
+        return to_pandas(_load(self.path, "requests", REQUESTS, self.cells["cell"], columns))
+
+    def part(self, cells: pd.DataFrame) -> Records:
+        """The study of some of its cells; what has been read of them is not read again."""
+        own = Records(self.path, cells)
+        for name in self.__dict__.keys() & {"requests", "steps"}:
+            table = self.__dict__[name]
+            own.__dict__[name] = table[table["cell"].isin(cells["cell"])]
+        return own
+
+    def one_by_one(self) -> Iterator[Records]:
+        """Each cell as a study of its own."""
+        for at in range(len(self.cells)):
+            yield self.part(self.cells.iloc[at : at + 1])
 
 
 class BadRecord(Exception):
@@ -122,21 +150,17 @@ def set_aside(path: Path) -> Path:
 
 
 def load(folder: Path) -> Records:
-    """The tables of a study's folder, packed or still running. Times of one cell are comparable, across cells not.
+    """A study's folder, packed or still running. Times of one cell are comparable, across cells not.
 
     Raises BadRecord for a file that cannot be read, FileNotFoundError where the folder holds no records.
     """
     cell_files, request_files = _files(folder, "requests")
     if not cell_files:
         raise FileNotFoundError(f"{folder}: no records here (expected cells.parquet, or folders with *.cell.parquet)")
-    cells = pa.concat_tables([_read(path, CELLS) for path in cell_files])
-    requests = pa.concat_tables([_read(path, REQUESTS) for path in request_files] or [REQUESTS.empty_table()])
-    return Records(folder, to_pandas(cells), to_pandas(requests))
-
-
-def load_steps(folder: Path) -> pa.Table:
-    """The steps of a study's folder as one table of STEPS, empty where none were recorded. Raises BadRecord."""
-    return pa.concat_tables([_read(path, STEPS) for path in _files(folder, "steps")[1]] or [STEPS.empty_table()])
+    for path in request_files:
+        with _opened(path, REQUESTS):  # a file that cannot be read is told now, not in the middle of a report
+            pass
+    return Records(folder, to_pandas(pa.concat_tables([_read(path, CELLS) for path in cell_files])))
 
 
 def studies(root: Path) -> list[Path]:
@@ -156,7 +180,7 @@ def pack(source: Path, target: Path) -> None:
     )
     target.mkdir(parents=True, exist_ok=True)
     for kind, schema in (("requests", REQUESTS), ("steps", STEPS)):
-        by_name = {path.name.split(".")[0]: path for path in _files(source, kind)[1]}
+        by_name = {_cell_of(path): path for path in _files(source, kind)[1]}
         if kind == "steps" and not by_name:
             (target / "steps.parquet").unlink(missing_ok=True)
             continue
@@ -181,30 +205,70 @@ def _files(folder: Path, kind: str) -> tuple[list[Path], list[Path]]:
     return cell_files, [path for path in files if path.exists()]
 
 
-def _read(path: Path, schema: pa.Schema) -> pa.Table:
-    """A parquet file in `schema`; columns that an older file lacks are null, and foreign files are a BadRecord."""
-    try:
-        data = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise BadRecord(f"{path}: not a readable parquet file ({str(error).splitlines()[0]})") from error
-    missing = [field.name for field in schema if not field.nullable and field.name not in data.column_names]
-    if missing:
-        raise BadRecord(f"{path}: not one of this study's files: no column {missing[0]!r}")
+def _load(
+    folder: Path, kind: str, schema: pa.Schema, cells: Iterable[str], columns: Sequence[str] | None = None
+) -> pa.Table:
+    """The rows of some cells from a study's files of one kind, in the order of the files. Raises BadRecord."""
+    wanted = set(cells)
+    asked = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+    files = [path for path in _files(folder, kind)[1] if path.name == f"{kind}.parquet" or _cell_of(path) in wanted]
+    return pa.concat_tables([_read(path, asked, wanted) for path in files] or [asked.empty_table()])
+
+
+def _cell_of(path: Path) -> str:
+    """The cell that a file of a running study is of."""
+    return path.name.split(".")[0]
+
+
+def _read(path: Path, schema: pa.Schema, cells: Collection[str] | None = None) -> pa.Table:
+    """The columns of `schema` in a file, of some cells or all; columns that an older file lacks are null."""
+    names = [field.name for field in schema]
+    with _opened(path, schema) as file:
+        metadata = file.metadata
+        groups = [at for at in range(metadata.num_row_groups) if _may_hold(metadata.row_group(at), cells)]
+        held = [name for name in dict.fromkeys(["cell", *names]) if name in file.schema_arrow.names]
+        data = file.read_row_groups(groups, columns=held)
+    if cells is not None:
+        mine = pc.is_in(data.column("cell"), pa.array(list(cells), pa.string()))
+        data = data if pc.all(mine).as_py() else data.filter(mine)
     columns = [
-        data.column(field.name).cast(field.type)
-        if field.name in data.column_names
-        else pa.nulls(data.num_rows, field.type)
+        data.column(field.name).cast(field.type) if field.name in held else pa.nulls(data.num_rows, field.type)
         for field in schema
     ]
     return pa.table(columns, schema=schema)
 
 
+@contextmanager
+def _opened(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
+    """A parquet file. Raises BadRecord where it cannot be read, or lacks a column that `schema` requires."""
+    try:
+        with pq.ParquetFile(path) as file:
+            lacking = [
+                field.name for field in schema if not field.nullable and field.name not in file.schema_arrow.names
+            ]
+            if lacking:
+                raise BadRecord(f"{path}: not one of this study's files: no column {lacking[0]!r}")
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        raise BadRecord(f"{path}: not a readable parquet file ({str(error).splitlines()[0]})") from error
+
+
+def _may_hold(group: Any, cells: Collection[str] | None) -> bool:
+    """Whether a row group can hold rows of the cells: `pack` gives each cell a group of its own."""
+    if cells is None:
+        return True
+    column = next(group.column(at) for at in range(group.num_columns) if group.column(at).path_in_schema == "cell")
+    known = column.statistics
+    alone = known is not None and known.has_min_max and known.min == known.max
+    return not alone or known.min in cells
+
+
 def to_pandas(data: pa.Table) -> pd.DataFrame:
-    """Integers and booleans stay what they are beside nulls (pandas' nullable types); lists become numpy arrays."""
+    """Integers and booleans stay what they are beside nulls (pandas' nullable types), lists what they are in Arrow."""
     types = {
         pa.int16(): pd.Int16Dtype(),
         pa.int32(): pd.Int32Dtype(),
         pa.int64(): pd.Int64Dtype(),
         pa.bool_(): pd.BooleanDtype(),
     }
-    return data.to_pandas(types_mapper=types.get)
+    return data.to_pandas(types_mapper=lambda one: pd.ArrowDtype(one) if pa.types.is_list(one) else types.get(one))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,9 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from latency_lab import metrics, panels, proofs, step_panels, style
+from latency_lab import panels, proofs, step_panels, style
+from latency_lab.long_prompts import MOST_GAPS, Beside
+from latency_lab.records import Records
 from latency_lab.step_panels import DECODE, LONG, PREFILL, QUEUE, STREAM
 from latency_lab.style import Context, Drawn
 
@@ -17,31 +21,40 @@ STALL_FACTORS = (2.0, 4.0, 8.0)
 """A gap of a stream is a stall where it is longer than so many times the median gap of steps without any prefill."""
 
 _NO_DATA = pd.DataFrame()
+_Figure = Callable[[Beside, Context], Drawn]
 _NO_STEPS = "no scheduler steps were recorded for a workload that mixes streams with long prompts."
 _NO_MIX = "the study has no workload that mixes streams with longer prompts."
 
 
-def timeline(steps: pd.DataFrame, requests: pd.DataFrame, context: Context) -> Drawn:
+def _where_traced(draw: _Figure) -> Callable[[Beside | None, Context], Drawn]:
+    """The figure, or the reason where no workload mixes streams with long prompts or its steps were not recorded."""
+
+    @wraps(draw)
+    def drawn(mixed: Beside | None, context: Context) -> Drawn:
+        if mixed is None or mixed.traced.empty:
+            return Drawn(None, _NO_DATA, reason=_NO_MIX if mixed is None else _NO_STEPS)
+        return draw(mixed, context)
+
+    return drawn
+
+
+@_where_traced
+def timeline(mixed: Beside, context: Context) -> Drawn:
     """Tokens of each step, prefill on decode, against the budget, and what each step took, while a long prompt runs.
 
     The settings with the smallest budget and with chunking off (else the largest budget) side by side.
     """
-    mixed = metrics.beside_long_prompts(requests)
-    if mixed is None or steps.empty:
-        return Drawn(None, _NO_DATA, reason=_NO_MIX if mixed is None else _NO_STEPS)
-    rows, long, _ = mixed
-    order = _by_budget(rows[rows["cell"].isin(steps["cell"])])
-    if not order:
-        return Drawn(None, _NO_DATA, reason=_NO_STEPS)
+    order = _by_budget(mixed.traced)
     shown = list(dict.fromkeys([order[0], order[-1]]))
     found = []
     for setting in shown:
-        own = _first_repeat(rows, steps, setting)
-        table = proofs.per_step(steps[steps["cell"] == own["cell"].iloc[0]])
-        sent = float(own.loc[own["class_name"] == long, "sent_s"].min())
+        one = mixed.first_repeat(setting)
+        own = one.requests
+        table = proofs.per_step(one.steps)
+        sent = float(own.loc[own["class_name"] == mixed.long, "sent_s"].min())
         held = table[(table["prefill"] > 0) & (table["start_s"] >= sent - 0.001)]
         found.append(table.assign(setting=setting, at_s=_begun(table) - sent, budget=_budget(own)))
-        found[-1].attrs["until"] = float(held["end_s"].iloc[: _chunks(steps, own, long)].max() - sent)
+        found[-1].attrs["until"] = float(held["end_s"].iloc[: _chunks(one.steps, own, mixed.long)].max() - sent)
     until = max(table.attrs["until"] for table in found)
     window = (-0.25 * until, 1.45 * until)
     data = pd.concat(table[table["at_s"].between(*window)] for table in found)
@@ -65,20 +78,17 @@ def timeline(steps: pd.DataFrame, requests: pd.DataFrame, context: Context) -> D
             title += f", for {panels.seconds(longest[shown[0]])} with {shown[0]}"
         handles: list[Any] = [Patch(facecolor=DECODE), Patch(facecolor=PREFILL, hatch="////", edgecolor="white")]
         handles.append(Line2D([], [], color="#222222", ls="--"))
-        note = f"{rows['workload'].iloc[0]}, first repeat, around its first long prompt; each bar is one step"
+        note = f"{mixed.workload}, first repeat, around its first long prompt; each bar is one step"
         style.finish(made, title, _small(context, note), (handles, ["decode", "prefill", "budget"]))
     alt = f"Tokens and duration of each scheduler step while a long prompt is processed: {', '.join(shown)}."
     return Drawn(made, data, alt)
 
 
-def life(steps: pd.DataFrame, requests: pd.DataFrame, context: Context) -> Drawn:
+@_where_traced
+def life(mixed: Beside, context: Context) -> Drawn:
     """One long prompt from its sending to its last token on each setting: queued, its chunks, its output tokens."""
-    mixed = metrics.beside_long_prompts(requests)
-    if mixed is None or steps.empty:
-        return Drawn(None, _NO_DATA, reason=_NO_MIX if mixed is None else _NO_STEPS)
-    rows, long, _ = mixed
-    order = _by_budget(rows[rows["cell"].isin(steps["cell"])])
-    pieces = [piece for setting in order for piece in _life(_first_repeat(rows, steps, setting), steps, setting, long)]
+    order = _by_budget(mixed.traced)
+    pieces = [piece for setting in order for piece in _life(mixed.first_repeat(setting), setting, mixed.long)]
     if not pieces:
         return Drawn(None, _NO_DATA, reason=_NO_STEPS)
     data = pd.DataFrame(pieces)
@@ -90,8 +100,7 @@ def life(steps: pd.DataFrame, requests: pd.DataFrame, context: Context) -> Drawn
         most, least = str(chunks.idxmax()), str(chunks.idxmin())
         title = f"The same prompt in {_count(chunks[most])} with {most}"
         title += f", in {_count(chunks[least])} with {least}" if most != least else ""
-        prompt = rows.loc[rows["class_name"] == long, "prompt_tokens"].median()
-        note = f"{rows['workload'].iloc[0]}, first repeat, its first long prompt ({prompt:,.0f} tokens)"
+        note = f"{mixed.workload}, first repeat, its first long prompt ({mixed.prompt_tokens:,.0f} tokens)"
         note += "; numbers are a chunk's tokens, where they fit"
         handles = [
             Patch(facecolor=QUEUE),
@@ -106,16 +115,13 @@ def life(steps: pd.DataFrame, requests: pd.DataFrame, context: Context) -> Drawn
     )
 
 
-def stalls_by_prefill(steps: pd.DataFrame, requests: pd.DataFrame, context: Context) -> Drawn:
+@_where_traced
+def stalls_by_prefill(mixed: Beside, context: Context) -> Drawn:
     """Each gap of a stream against the prompt tokens in the step that ended it."""
-    mixed = metrics.beside_long_prompts(requests)
-    if mixed is None or steps.empty:
-        return Drawn(None, _NO_DATA, reason=_NO_MIX if mixed is None else _NO_STEPS)
-    rows, long, _ = mixed
-    gaps = gaps_with_steps(steps, rows[rows["class_name"] != long])
+    gaps, covered = _gaps(mixed)
     if gaps.empty:
         return Drawn(None, _NO_DATA, reason=_NO_STEPS)
-    order = [setting for setting in _by_budget(rows) if setting in set(gaps["setting"])]
+    order = [setting for setting in _by_budget(mixed.study.cells) if setting in set(gaps["setting"])]
     data = gaps.loc[gaps["setting"].isin(order), ["setting", "prefill", "gap_ms"]].reset_index(drop=True)
     with style.theme():
         made, axes = style.figure(2.9, 1, 1)
@@ -131,21 +137,19 @@ def stalls_by_prefill(steps: pd.DataFrame, requests: pd.DataFrame, context: Cont
         handles, texts = panels.legend(order, context)
         for handle in handles:
             handle.set_linestyle("")
-        note = f"{rows['workload'].iloc[0]}, all repeats; each mark is the wait for one token of a stream"
+        note = f"{mixed.workload}, {covered}; each mark is the wait for one token of a stream"
         style.finish(made, title, _small(context, note), (handles, texts))
     return Drawn(made, data, "Gaps between the tokens of running streams against the prompt tokens in the same step.")
 
 
-def budget_tradeoff(requests: pd.DataFrame, context: Context, draws: int = 1000) -> Drawn:
+def budget_tradeoff(mixed: Beside | None, points: pd.DataFrame, context: Context) -> Drawn:
     """What a budget costs the long prompt (its TTFT) and spares its neighbours (their p99 ITL)."""
-    mixed = metrics.beside_long_prompts(requests)
     if mixed is None:
         return Drawn(None, _NO_DATA, reason=_NO_MIX)
-    rows, long, stream = mixed
-    points = metrics.summary(rows, draws=draws)
-    order = _by_budget(rows)
+    points = points[points["workload"] == mixed.workload]
+    order = _by_budget(mixed.study.cells)
     parts = []
-    for name, column, factor in ((long, "ttft_p50_s", 1.0), (stream, "itl_p99_s", 1e3)):
+    for name, column, factor in ((mixed.long, "ttft_p50_s", 1.0), (mixed.stream, "itl_p99_s", 1e3)):
         own = points[points["class_name"] == name].set_index("setting").reindex(order)
         values = {end: own[f"{column}{end}"].to_numpy(float) * factor for end in ("", "_low", "_high")}
         parts.append(pd.DataFrame({"setting": order, "metric": column, "value": values[""], **_ends(values)}))
@@ -171,23 +175,19 @@ def budget_tradeoff(requests: pd.DataFrame, context: Context, draws: int = 1000)
             f"{panels.three(itl[first])} ms and the long prompt's TTFT from {panels.three(ttft[last])} to "
             f"{panels.three(ttft[first])} s"
         )
-        prompt = rows.loc[rows["class_name"] == long, "prompt_tokens"].median()
-        note = f"{rows['workload'].iloc[0]}, long prompts of {prompt:,.0f} tokens; median TTFT; bars: 95 % intervals"
+        note = f"{mixed.workload}, long prompts of {mixed.prompt_tokens:,.0f} tokens; median TTFT; bars: 95 % intervals"
         style.finish(made, title, _small(context, note))
     return Drawn(made, data, f"TTFT of long prompts and p99 ITL of streams beside them for {len(order)} budgets.")
 
 
-def stall_free(steps: pd.DataFrame, requests: pd.DataFrame, context: Context) -> Drawn:
+@_where_traced
+def stall_free(mixed: Beside, context: Context) -> Drawn:
     """Share of the streams' gaps that are no stall, over the budget, for three ideas of what a stall is."""
-    mixed = metrics.beside_long_prompts(requests)
-    if mixed is None or steps.empty:
-        return Drawn(None, _NO_DATA, reason=_NO_MIX if mixed is None else _NO_STEPS)
-    rows, long, _ = mixed
-    gaps = gaps_with_steps(steps, rows[rows["class_name"] != long])
+    gaps, covered = _gaps(mixed)
     plain = gaps.loc[gaps["prefill"] == 0, "gap_ms"]
     if plain.empty:
         return Drawn(None, _NO_DATA, reason=_NO_STEPS)
-    order = [setting for setting in _by_budget(rows) if setting in set(gaps["setting"])]
+    order = [setting for setting in _by_budget(mixed.study.cells) if setting in set(gaps["setting"])]
     usual = float(plain.median())
     parts = []
     for factor in STALL_FACTORS:
@@ -211,23 +211,24 @@ def stall_free(steps: pd.DataFrame, requests: pd.DataFrame, context: Context) ->
             f"{ends[1][last]:g} %"
         )
         labels = [f"up to {f:g} x the usual gap ({panels.three(f * usual)} ms)" for f in STALL_FACTORS]
-        note = f"{rows['workload'].iloc[0]}; the usual gap is the median of steps without any prompt tokens, "
+        note = f"{mixed.workload}, {covered}; the usual gap is the median of steps without any prompt tokens, "
         note += f"{panels.three(usual)} ms; bars: lowest and highest repeat"
         style.finish(made, title, _small(context, note), (handles, labels))
     return Drawn(made, data, f"Share of the streams' gaps that are not stalls for {len(order)} budgets.")
 
 
-def gaps_with_steps(steps: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
+def gaps_with_steps(steps: pd.DataFrame, requests: pd.DataFrame, chunks: pd.DataFrame) -> pd.DataFrame:
     """Each gap between two tokens of a request with the step that ended it: gap_ms, and `prefill` tokens in that step.
+
+    chunks : token_gaps.gaps of these requests.
 
     The step that produced output token j (from 0) is the first in which the request's computed positions reach
     prompt + j: no clock is needed. Chunks of several tokens are left out, as no single step made them.
     """
-    parts = proofs.scheduled(steps[steps["cell"].isin(requests["cell"])])
-    chunks = metrics.gaps(requests.reset_index(drop=True))
+    parts = proofs.scheduled(steps)
     if parts.empty or chunks.empty:
         return pd.DataFrame(columns=["setting", "repeat", "cell", "request", "token", "gap_ms", "prefill"])
-    chunks["token"] = chunks.groupby("row")["tokens"].cumsum() - 1
+    chunks = chunks.assign(token=chunks.groupby("row")["tokens"].cumsum() - 1)
     chunks = chunks[(chunks["tokens"] == 1) & chunks["gap_s"].notna() & chunks["ok"]]
     parts["prompt_in_step"] = parts.groupby(proofs.PLACE)["prefill"].transform("sum")
     prompt = requests.set_index(["cell", "request"])["prompt_tokens"].rename("prompt_tokens")
@@ -247,10 +248,17 @@ def _by_budget(rows: pd.DataFrame) -> list[str]:
     return settings.sort_values(["off", "max_num_batched_tokens"], kind="stable")["setting"].tolist()
 
 
-def _first_repeat(rows: pd.DataFrame, steps: pd.DataFrame, setting: str) -> pd.DataFrame:
-    """The rows of a setting's first repeat whose steps were recorded."""
-    own = rows[(rows["setting"] == setting) & rows["cell"].isin(steps["cell"])]
-    return own[own["repeat"] == own["repeat"].min()]
+def _gaps(mixed: Beside) -> tuple[pd.DataFrame, str]:
+    """Gaps of all traced cells' streams with their steps, and which part of the cells they are, in words."""
+    found, cut = [], False
+    for one in mixed.study.part(mixed.traced).one_by_one():
+        chunks, until_s = mixed.gaps(one)
+        requests = one.requests_with(["cell", "request", "class_name", "prompt_tokens"])
+        streams = requests[requests["class_name"] != mixed.long]
+        found.append(gaps_with_steps(one.steps[one.steps["start_s"] <= until_s], streams, chunks))
+        cut = cut or np.isfinite(until_s)
+    covered = f"all repeats, the first {MOST_GAPS:,} tokens of each" if cut else "all repeats"
+    return pd.concat(found, ignore_index=True), covered
 
 
 def _budget(own: pd.DataFrame) -> float:
@@ -265,17 +273,17 @@ def _begun(table: pd.DataFrame) -> pd.Series:
 def _chunks(steps: pd.DataFrame, own: pd.DataFrame, long: str) -> int:
     """How many chunks the first long prompt of a cell took."""
     first = own[own["class_name"] == long].sort_values("sent_s").iloc[:1]
-    return max(1, int(proofs.prompts(steps[steps["cell"] == first["cell"].iloc[0]], first)["chunks"].sum()))
+    return max(1, int(proofs.prompts(steps, first)["chunks"].sum()))
 
 
-def _life(own: pd.DataFrame, steps: pd.DataFrame, setting: str, long: str) -> list[dict[str, Any]]:
+def _life(one: Records, setting: str, long: str) -> list[dict[str, Any]]:
     """Pieces of the first long request of a cell, in ms since it was sent: queued, its chunks, its output tokens."""
+    own = one.requests
     first = own[(own["class_name"] == long) & own["error"].isna()].sort_values("sent_s").head(1)
     if first.empty:
         return []
     request = first.iloc[0]
-    cell = steps[steps["cell"] == request["cell"]]
-    parts = proofs.scheduled(cell).merge(proofs.per_step(cell)[["step", "took_s"]], on="step")
+    parts = proofs.scheduled(one.steps).merge(proofs.per_step(one.steps)[["step", "took_s"]], on="step")
     parts = parts[(parts["request"] == request["request"]) & (parts["prefill"] + parts["recomputed"] > 0)]
     sent = float(request["sent_s"])
     begun = (parts["end_s"] - parts["took_s"] - sent) * 1e3

@@ -14,6 +14,7 @@ import pandas as pd
 import yaml
 
 from latency_lab import ROOT, metrics, panels, schemas
+from latency_lab import validity as validation
 from latency_lab.records import Records
 
 Cell = tuple[str, float | None]
@@ -44,7 +45,7 @@ def facts(study: Records) -> dict[str, str]:
         "Imported from": ", ".join(sorted(cells["imported_from"].dropna().unique())),
         "Settings": f"{cells['setting'].nunique()}",
         "Cells": f"{len(cells)}, of which {done} done" + _others(cells),
-        "Requests": f"{len(study.requests):,}, of which {int(study.requests['error'].notna().sum()):,} failed",
+        "Requests": f"{cells['requests'].sum():,}, of which {cells['requests_failed'].sum():,} failed",
     }
     return {name: value for name, value in out.items() if value}
 
@@ -95,9 +96,9 @@ def settings(cells: pd.DataFrame) -> Html:
     return Html(table(names, rows) + f'<p class="note">{_text(note)}</p>')
 
 
-def validity(cells: pd.DataFrame, requests: pd.DataFrame) -> Html:
+def validity(cells: pd.DataFrame, measured: pd.DataFrame) -> Html:
     """How many cells are valid measurements, the reasons for those that are not, and labels that mislead."""
-    verdicts = metrics.verdicts(cells, requests)
+    verdicts = validation.verdicts(cells, measured)
     bad = verdicts[~verdicts["valid"]]
     text = f"{len(verdicts) - len(bad)} of {len(verdicts)} cells are valid measurements."
     if (highest := int(verdicts["percentile_max"].max())) < metrics.PERCENTILES[-1]:
@@ -110,7 +111,7 @@ def validity(cells: pd.DataFrame, requests: pd.DataFrame) -> Html:
             for s, w, why, repeats in by.itertuples(index=False)
         ]
         out += table(["setting", "workload", "repeats", "why it is not valid"], rows)
-    for labels, problem in metrics.label_conflicts(cells).itertuples(index=False):
+    for labels, problem in validation.label_conflicts(cells).itertuples(index=False):
         out += f'<p class="warning">{_text(", ".join(labels))}: {_text(problem)}.</p>'
     return Html(out)
 
