@@ -10,7 +10,6 @@ Claims that no study has rules for are *not tested*.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -53,7 +52,9 @@ class Verdict:
 
 def judge(study: Records, rules: Mapping[str, ClaimRules], draws: int = 2000) -> list[Verdict]:
     """A verdict for each claim that the study has rules for, on each machine that it was measured on."""
-    verdicts = []
+    verdicts: list[Verdict] = []
+    if not rules:
+        return verdicts
     for machine, cells in study.cells.groupby("device", sort=True, dropna=False):
         name = str(machine) if pd.notna(machine) else "unknown"
         own = _measured(study, cells)
@@ -141,9 +142,9 @@ def _measured(study: Records, cells: pd.DataFrame) -> Records:
     Failed requests stay: to leave them out would make an overloaded setting look fast. Steps of a cell that broke off,
     or that were not all kept, prove nothing and are left out.
     """
-    whole = cells.loc[cells["status"].eq("done") & cells["steps_dropped"].fillna(0).eq(0), "cell"]
-    own = dataclasses.replace(study, cells=cells, requests=study.requests[study.requests["cell"].isin(cells["cell"])])
-    own.__dict__["steps"] = study.steps[study.steps["cell"].isin(whole)]
+    whole = cells[cells["status"].eq("done") & cells["steps_dropped"].fillna(0).eq(0)]
+    own = study.part(cells)
+    own.__dict__["steps"] = study.part(whole).steps
     return own
 
 
