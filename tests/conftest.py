@@ -32,9 +32,17 @@ workloads:
     output: {tokens: 450}
     timeout_s: 0.5
     repeats: 1
+  trace: {load: {kind: replay, file: mooncake.jsonl}, repeats: 1}
 repeats: 2
 warmup: 2
 keep_token_ids: true
+"""
+
+MOONCAKE = """
+{"timestamp": 0, "input_length": 24, "output_length": 6, "hash_ids": [7]}
+{"timestamp": 200, "input_length": 600, "output_length": 6, "hash_ids": [8, 9]}
+{"timestamp": 400, "input_length": 24, "output_length": 6, "hash_ids": [7]}
+{"timestamp": 100, "input_length": 24, "output_length": 0, "hash_ids": [7]}
 """
 
 
@@ -66,6 +74,7 @@ def data_root(tmp_path_factory):
 def swept(data_root, tmp_path_factory):
     """A study measured by the real sweep: papermill, a kernel and a vLLM engine for each setting."""
     path = write_study(tmp_path_factory.mktemp("studies"), SWEPT)
+    (path.parent / "mooncake.jsonl").write_text(MOONCAKE)
     command = [sys.executable, "-m", "latency_lab", "sweep", str(path), "--runs", str(data_root / "runs")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     return path, data_root / "runs", done

@@ -55,10 +55,10 @@ def test_every_cell_has_its_row_and_the_exit_code_tells_of_the_bad_one(swept):
     _, runs, done = swept
     cells = records.load(runs / "swept").cells
     outcome = cells.groupby(["setting", "status"]).size().to_dict()
-    expected = {("small", "done"): 6, ("small", "timeout"): 1, ("large", "done"): 6, ("refused", "refused"): 6}
+    expected = {("small", "done"): 7, ("small", "timeout"): 1, ("large", "done"): 7, ("refused", "refused"): 7}
     assert outcome == expected, done.stdout + done.stderr
     assert done.returncode == 1
-    assert "1 timeout" in done.stdout and "6 refused" in done.stdout
+    assert "1 timeout" in done.stdout and "7 refused" in done.stdout
 
 
 def test_no_engine_is_left_and_the_notebook_is_kept_with_its_data(swept):
@@ -97,6 +97,24 @@ def test_prompts_differ_between_requests_and_repeats_but_not_between_settings(sw
     outputs = [tuple(ids) for ids in small.sort_values(["repeat", "request"])["token_ids"]]
     assert len(set(outputs)) > 6, "different prompts give different greedy outputs"
     assert outputs == [tuple(ids) for ids in large.sort_values(["repeat", "request"])["token_ids"]]
+
+
+def test_a_trace_is_replayed_with_what_its_prompts_share_and_says_what_was_cut(swept):
+    _, runs, done = swept
+    loaded = records.load(runs / "swept")
+    cells = loaded.cells.query("workload == 'trace' and status == 'done'")
+    assert cells["requests_clamped"].tolist() == [1, 1] and cells["load"].eq("replay").all()
+    note = "all 3 requests in mooncake.jsonl (mooncake), left out for 0 prompt or output tokens: 1"
+    assert cells["traffic"].eq(note).all()
+    assert f"trace: {note}; 1 of 3 requests cut to max_model_len 512" in done.stdout
+    requests = loaded.requests[loaded.requests["cell"].isin(cells["cell"])]
+    for _, cell in requests.groupby("cell"):
+        assert cell["prompt_tokens"].tolist() == [24, 506, 24] and cell["output_tokens"].eq(6).all()
+        assert cell["scheduled_s"].tolist() == [0.0, 0.2, 0.4]
+        first, _, again = (tuple(ids) for ids in cell["token_ids"])
+        assert first == again, "equal blocks are equal prompts"
+    others = loaded.cells[loaded.cells["workload"] != "trace"]
+    assert others["traffic"].isna().all() and others["requests_clamped"].isna().all()
 
 
 def test_cells_say_how_they_were_measured(swept):
@@ -145,7 +163,7 @@ def test_tokens_equal_offline_generation(swept, tmp_path):
         capture_output=True,
     )
     outputs = json.loads(got.read_text())
-    assert len(outputs) == 13
+    assert len(outputs) == 16
     assert outputs == expected
     words = [row for row in recorded.itertuples() if row.workload.startswith("words")]
     assert all(row.output_tokens <= 12 for row in words)
