@@ -13,7 +13,7 @@ import pytest
 from test_load import NoTokenizer, Words, taken
 
 from latency_lab import __main__ as cli
-from latency_lab import models
+from latency_lab import figures, models, records, schemas, tables
 from latency_lab.load import Request, streams
 from latency_lab.prompts import read_prompts
 from latency_lab.study import StudyError, load_rules, load_study
@@ -509,3 +509,27 @@ def test_check_says_what_becomes_of_the_files(
     )
     assert "talk: 2 prompts in sharegpt.json (sharegpt), left out for no question with an answer: 4" in lines
     assert "talk: 0 of the first 2 requests cut to max_model_len" in lines
+
+
+def test_the_report_says_what_was_cut() -> None:
+    common = {"status": "done", "requests": 500, "requests_failed": 0, "schema_version": 1, "load": "replay"}
+    keys = {"study": "s", "setting": "base", "setting_id": "x", "workload_id": "y"}
+    rows = [
+        {
+            **keys,
+            **common,
+            "cell": f"{name}{i}",
+            "workload": name,
+            "repeat": i,
+            "traffic": note,
+            "requests_clamped": cut,
+        }
+        for name, note, cut in (("real", "500 of <b>", 12), ("mine", "2 prompts", 0), ("chat c=1", None, None))
+        for i in range(1 + (name == "real"))
+    ]
+    cells = records.to_pandas(records.table(rows, schemas.CELLS))
+    assert tables.traffic(cells) == [
+        "real: 500 of <b>; 24 of 1,000 requests were cut to max_model_len in 2 cells.",
+        "mine: 2 prompts; no request was cut.",
+    ]
+    assert figures.family("real scale=0.5") == figures.family("real scale=2") == "real"

@@ -38,7 +38,7 @@ _HEAT = (
 
 def family(workload: str) -> str:
     """The workload without its load level: 'chat c=8' is 'chat', 'chat rate=2/s b=0.5' is 'chat b=0.5'."""
-    return re.sub(r"\s*\b(?:c|n|rate)=\S+", "", workload)
+    return re.sub(r"\s*\b(?:c|n|rate|scale)=\S+", "", workload)
 
 
 def families(summary: pd.DataFrame) -> list[str]:

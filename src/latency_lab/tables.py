@@ -113,7 +113,18 @@ def validity(cells: pd.DataFrame, measured: pd.DataFrame) -> Html:
         out += table(["setting", "workload", "repeats", "why it is not valid"], rows)
     for labels, problem in validation.label_conflicts(cells).itertuples(index=False):
         out += f'<p class="warning">{_text(", ".join(labels))}: {_text(problem)}.</p>'
-    return Html(out)
+    return Html(out + "".join(f'<p class="note">{_text(line)}</p>' for line in traffic(cells)))
+
+
+def traffic(cells: pd.DataFrame) -> list[str]:
+    """For each workload whose requests come from files: which, what was left out of them, and how much was cut."""
+    lines = []
+    known = cells[cells["traffic"].notna()]
+    for (workload, files), own in known.groupby(["workload", "traffic"], sort=False):
+        clamped, requests = int(own["requests_clamped"].sum()), int(own["requests"].sum())
+        cut = f"{clamped:,} of {requests:,} requests were cut to max_model_len" if clamped else "no request was cut"
+        lines.append(f"{workload}: {files}; {cut}{f' in {len(own)} cells' if len(own) > 1 else ''}.")
+    return lines
 
 
 SHOWN = (
