@@ -119,9 +119,9 @@ def _cut_texts(study: Study) -> Iterator[str]:
             vocabularies[model] = models.Tokens(models.prepare(model, ROOT / "data" / "models"))
         try:
             streams = load.streams(point, 0, derive_seed(study.seed, point.id, 0), vocabularies[model])
-        except ValueError as error:  # no chat template
+            requests = [request for stream in streams for request in islice(stream.requests, 1000)]
+        except ValueError as error:  # no chat template, or a text that cannot be cut
             raise models.ModelError(f"{study.path}: {point.label}: {str(error).splitlines()[0]}") from error
-        requests = [request for stream in streams for request in islice(stream.requests, 1000)]
         cut = sum(request.clamped for request in requests)
         yield f"{point.label}: {cut:,} of the first {len(requests):,} requests cut to max_model_len"
 
