@@ -233,7 +233,7 @@ def test_what_can_not_be_fitted_says_what_could():
 
 
 def test_a_format_that_was_not_fitted_costs_what_unquantized_weights_cost():
-    fit = fitting.Fit(gpus.find("H200"), COSTS, pd.DataFrame(), 1, 1)
+    fit = fitting.Fit("NVIDIA H200", gpus.find("H200"), COSTS, pd.DataFrame(), 1, 1)
     assert fit.costs_of("fp8") is COSTS
     assert fit.costs_of("int4").kernel_s["int4"] == COSTS.kernel_s["bf16"]
 
@@ -287,7 +287,7 @@ def test_published_rates_are_whole_and_their_models_known():
     rates = published.rates()
     assert set(rates["gpu"]) <= {gpu.name for gpu in gpus.GPUS}
     assert rates["url"].str.startswith("https://").all() and (rates["tpot_ms"] > 0).all()
-    checked = published.check(fitting.Fit(gpus.find("H200"), COSTS, pd.DataFrame(), 1, 1))
+    checked = published.check(fitting.Fit("NVIDIA H200", gpus.find("H200"), COSTS, pd.DataFrame(), 1, 1))
     assert len(checked) == rates[["tpot_ms", "ttft_ms", "e2e_ms"]].notna().sum().sum()
     one = checked[(checked["gpu"] == "L4") & (checked["concurrency"] == 1) & (checked["weights"] == "bf16")]
     assert one.set_index("metric")["error"].abs().max() < 0.15

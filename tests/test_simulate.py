@@ -193,7 +193,7 @@ def test_a_recorded_cell_is_replayed_as_its_load_was():
             "scheduled_s": [0.0, 0.0, 0.5, 0.5],
         }
     )
-    fit = Fit(gpus.find("H200"), INSTANT, pd.DataFrame(), 1, 1)
+    fit = Fit("NVIDIA H200", gpus.find("H200"), INSTANT, pd.DataFrame(), 1, 1)
     found = predictions.replay(cell, rows, fit).requests
     assert found["prompt_tokens"].tolist() == [100, 100, 36, 36]
     assert found["scheduled_s"].iloc[2] == pytest.approx(found["last_token_s"].iloc[0])

@@ -63,6 +63,16 @@ def main(arguments: list[str] | None = None) -> int:
     bench = commands.add_parser("bench", help="measure what this study's own tools cost, beside vLLM's own benchmark")
     bench.add_argument("parts", nargs="*", metavar="PART", help="some of its parts (default: all)")
 
+    advice = commands.add_parser("recommend", help="which setting to run for a load and its SLOs, and how to start it")
+    advice.add_argument("--model", required=True, help="a hub id or folder, e.g. Qwen/Qwen3-4B-Instruct-2507")
+    advice.add_argument("--gpu", required=True, help="e.g. L4; what it lists if it does not know yours")
+    advice.add_argument("--concurrency", type=int, help="requests in flight at a time")
+    advice.add_argument("--rate", type=float, help="in its place: requests a second, at random (Poisson)")
+    advice.add_argument("--prompt-tokens", type=int, default=32, help="default: %(default)s")
+    advice.add_argument("--output-tokens", type=int, required=True)
+    advice.add_argument("--slo", required=True, help='limits, e.g. "e2e_p95<1s,ttft_p95<300ms"')
+    advice.add_argument("--data", type=Path, default=ROOT / "data", help="studies to learn from (default: data)")
+
     options = parser.parse_args(arguments)
     try:
         return int(_COMMANDS[options.command](options))
@@ -165,6 +175,24 @@ def _bench(options: argparse.Namespace) -> int:
     return bench.run(options.parts)
 
 
+def _recommend(options: argparse.Namespace) -> int:
+    from latency_lab import goodput, predictions, recommend, records
+
+    folders = [*records.studies(options.data / "reference"), *records.studies(options.data / "runs")]
+    studies = [records.load(folder) for folder in folders]
+    question = recommend.Question(
+        options.model,
+        options.gpu,
+        goodput.parse(options.slo),
+        options.output_tokens,
+        options.prompt_tokens,
+        options.concurrency,
+        options.rate,
+    )
+    print(recommend.text(recommend.recommend(question, studies, predictions.fits(studies))))
+    return 0
+
+
 _COMMANDS = {
     "study": _study,
     "sweep": _sweep,
@@ -174,6 +202,7 @@ _COMMANDS = {
     "import-bench": _import_bench,
     "verify": _verify,
     "bench": _bench,
+    "recommend": _recommend,
 }
 
 
@@ -187,6 +216,10 @@ def _user_errors() -> tuple[type[Exception], ...]:
         errors += (sys.modules["latency_lab.sweep"].SweepError,)
     if "latency_lab.vllm_bench" in sys.modules:
         errors += (sys.modules["latency_lab.vllm_bench"].BenchError,)
+    if "latency_lab.recommend" in sys.modules:
+        from latency_lab import goodput, gpus, recommend
+
+        errors += (goodput.SloError, gpus.GpuError, recommend.QuestionError)
     return errors
 
 

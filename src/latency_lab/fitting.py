@@ -27,10 +27,12 @@ DRAWS = 200
 class Fit:
     """Costs fitted on one machine, and how sure they are.
 
+    device : its name in the records
     table : a row a fitted cost: name, unit, value, low and high (95 % bootstrap over cells), note
     cells, rows : how much was fitted
     """
 
+    device: str
     gpu: Gpu
     costs: Costs
     table: pd.DataFrame
@@ -81,7 +83,7 @@ def fit(studies: Sequence[records.Records], device: str, draws: int = DRAWS) -> 
     low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
     costs = _costs(dict(zip(names, best, strict=True)), launch, passing, shape)
     report = _report(names, best, low, high, launch, passing, shape, rng)
-    return Fit(gpu, costs, report, len(known), len(table))
+    return Fit(device, gpu, costs, report, len(known), len(table))
 
 
 def design(table: pd.DataFrame, shape: Shape, gpu: Gpu) -> pd.DataFrame:
