@@ -9,8 +9,8 @@ import pytest
 from synthetic import cell, cells, frame, request
 from test_proofs import steps
 
-from latency_lab import claims, effects, records, verdicts
-from latency_lab.claim_rules import ClaimRules
+from latency_lab import bounds, claim_figures, claims, effects, records, verdicts
+from latency_lab.claim_rules import Bound, ClaimRules
 from latency_lab.study import StudyError, load_study
 
 
@@ -187,6 +187,51 @@ def test_a_target_whose_repeats_disagree_is_undecided():
     assert one.verdict == "not enough data" and "holds the threshold" in one.on
 
 
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def bound(**values):
+    return {
+        "reported_tokens_per_s": 19.4,
+        "gpu": "L4",
+        "config": "qwen3-4b-instruct-2507",
+        "share_at_most": 0.1,
+    } | values
+
+
+def test_a_bound_is_weights_and_cache_over_bandwidth():
+    # 4.0 billion weights of 2 bytes, the tied embedding being the output layer; an L4 moves 300 GB/s.
+    assert bounds.step_s(Bound.model_validate(bound())) == pytest.approx(4.02e9 * 2 / 300e9, rel=1e-3)
+    # Keys and values of 36 layers with 8 KV heads of 128 numbers of 2 bytes: 147,456 bytes a token.
+    busy = bounds.step_s(Bound.model_validate(bound(streams=20, context_tokens=160)))
+    assert busy == pytest.approx((4.02e9 * 2 + 20 * 160 * 147_456) / 300e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (bound(), "refuted"),  # half of the bound is slow, and not stuck
+        (bound(reported_tokens_per_s=2), "supported"),
+        (bound(share_at_most=None, share_at_least=0.4), "supported"),
+        (bound(reported_tokens_per_s=[2, 20]), "depends"),
+    ],
+)
+def test_a_reported_rate_is_judged_for_the_gpu_that_the_rule_names(rule, expected):
+    one = verdict(measured(*ttft("a", 0.1)), rule, claim="stuck-log")
+    assert one.verdict == expected and one.computed
+    assert (one.machine, one.model, one.weights) == ("L4", "qwen3-4b-instruct-2507", "")
+    assert "at 300 GB/s takes 26.8 ms, so L4 gives 37.3 tokens/s at most" in one.findings[0].numbers
+
+
+def test_measured_and_computed_conditions_of_one_claim_are_verdicts_of_their_own():
+    rules = {"expected": ClaimRules.model_validate({"rules": [bound(), rule()]})}
+    found = claims.judge(measured(*ttft("a", 0.1), *ttft("b", 0.2)), rules, draws=100)
+    assert [(one.machine, one.computed, one.verdict) for one in found] == [
+        ("made-up CPU", False, "supported"),
+        ("L4", True, "refuted"),
+    ]
+
+
 # --- proofs as findings -----------------------------------------------------------------------------------------------
 
 
@@ -321,6 +366,7 @@ workloads:
   one: {load: {kind: burst, requests: 1}, prompt: {tokens: 8}, output: {tokens: 4}, settings: [seqs=4]}
 claims:
 """
+BOUND = "reported_tokens_per_s: 1, config: qwen3-4b-instruct-2507, share_at_most: 1"
 BASE = "metric: ttft_p50_s, workload: chat c=1, compare: [seqs=4, seqs=8], ratio_at_most: 1"
 
 
@@ -329,7 +375,10 @@ BASE = "metric: ttft_p50_s, workload: chat c=1, compare: [seqs=4, seqs=8], ratio
     [
         ("  queu: {rules: []}", "8: claims.queu: 'queu' is not one of the thread's claims; did you mean queue?"),
         (f"  queue: {{rules: [{{{BASE}, level: 95}}]}}", "8: claims.queue.rules[0].level: 95 is too large"),
-        (f"  queue: {{rules: [{{{BASE}, proof: x}}]}}", "several of metric, proof, tokens_within_s given"),
+        (
+            f"  queue: {{rules: [{{{BASE}, proof: x}}]}}",
+            "several of metric, proof, tokens_within_s, rep",
+        ),
         (f"  queue: {{rules: [{{{BASE}, ratio_at_least: 1}}]}}", "ratio_at_most and ratio_at_least given"),
         (f"  queue: {{rules: [{{{BASE}}}]}}".replace("p50", "p51"), "'ttft_p51_s' is not a metric"),
         (f"  queue: {{rules: [{{{BASE}}}]}}".replace("chat c=1", "chat"), "'chat' is not in this study"),
@@ -337,10 +386,17 @@ BASE = "metric: ttft_p50_s, workload: chat c=1, compare: [seqs=4, seqs=8], ratio
         (f"  queue: {{rules: [{{{BASE}}}]}}".replace("chat c=1", "one"), "'one' does not run on 'seqs=8'"),
         (f"  queue: {{rules: [{{{BASE}, of_class: x}}]}}", "'x' is not in this study"),
         ("  fcfs: {rules: [{proof: in-order}]}", "'in-order' is not known"),
-        ("  target: {rules: [{at_least: 4}]}", "none of metric, proof, tokens_within_s given"),
+        ("  target: {rules: [{at_least: 4}]}", "none of metric, proof, tokens_within_s, reported"),
         (
             "  target: {rules: [{tokens_within_s: 1, at_least: 4, workload: chat c=1, setting: x}]}",
             "'x' is not in this",
+        ),
+        ("  target: {rules: [{tokens_within_s: 1, at_least: 4, workload: one, setting: seqs=8}]}", "does not run on"),
+        (f"  stuck-log: {{rules: [{{{BOUND}, gpu: L5}}]}}", "'L5' is not a known GPU; allowed: L4, "),
+        (f"  stuck-log: {{rules: [{{{BOUND}, gpu: L4, share_at_least: 1}}]}}", "not one threshold given"),
+        (
+            f"  stuck-log: {{rules: [{{{BOUND}, gpu: L4}}]}}".replace("qwen3-4b", "x"),
+            "'x-instruct-2507' is not a config that comes with this",
         ),
         ("  isolation: {rules: [{proof: same-tokens}]}", "same-tokens without compare"),
         ("  isolation: {rules: [{proof: same-tokens, compare: [seqs=4]}]}", "['seqs=4'] is not pairs of settings"),
@@ -358,18 +414,38 @@ def test_a_faulty_rule_is_found_before_the_run(tmp_path, text, problem):
 # --- as a reader sees them --------------------------------------------------------------------------------------------
 
 
-def test_the_page_shows_every_claim_its_verdict_and_the_numbers():
+def test_the_page_shows_every_claim_its_verdict_and_the_numbers(tmp_path):
     rows = [*ttft("a", 0.1), *ttft("b", 0.2), *ttft("a", 0.4, "chat c=20"), *ttft("b", 0.2, "chat c=20")]
     one = verdict(measured(*rows), rule(workload=["chat c=1", "chat c=20"]))
     rest = [v for v in claims.judge_all([]) if v.claim.id != "queue"]
     assert "15 claims, 15 verdicts: 1 depends, 14 not tested" in verdicts.summary([one, *rest])
     table = verdicts.table([one, *rest])
     assert table.count("<tr>") == 16 and "◐ depends" in table and "random" in table
-    text = verdicts.passages([one, *rest])
-    assert text.count("<h3") == 15
+    text = verdicts.passages([one, *rest], tmp_path)
+    assert text.count("<h3") == 15 and text.count("<img") == 1 and (tmp_path / "claim-queue.csv").exists()
     assert "Depends on the workload: holds for chat c=1, not for chat c=20." in text
     assert "✔ p50 TTFT at chat c=1: 100 ms on a, 200 ms on b, ratio 0.5 [0.5, 0.5]" in text
     assert "✘ p50 TTFT at chat c=20: 400 ms on a, 200 ms on b, ratio 2 [2, 2]" in text
+
+
+def test_machines_that_disagree_are_named_and_not_averaged(tmp_path):
+    here = verdict(measured(*ttft("a", 0.1), *ttft("b", 0.2)), rule())
+    there = verdict(measured(*ttft("a", 0.2), *ttft("b", 0.2), device="x"), rule())
+    said = "The studies differ: supported on made-up CPU (made-up); refuted on x (made-up). They are not averaged"
+    assert said in verdicts.passages([here, there], tmp_path)
+    assert "differ" not in verdicts.passages([here, here], tmp_path)
+
+
+def test_a_figure_has_each_condition_with_its_interval_and_what_random_weights_are():
+    rows = [*ttft("a", 0.1), *ttft("b", 0.2), *ttft("a", 0.4, "chat c=20"), *ttft("b", 0.2, "chat c=20")]
+    one = verdict(measured(*rows), rule(workload=["chat c=1", "chat c=20"]))
+    drawn = claim_figures.effects([one])
+    assert list(drawn.data["value"]) == pytest.approx([0.5, 2.0]) and set(drawn.data["threshold"]) == {0.8}
+    texts = " ".join(text.get_text() for text in drawn.figure.texts).replace("\n", " ")
+    assert texts.startswith("queue: of 2 conditions, 1 supported, 1 refuted")
+    assert "Random weights time the same kernels as real ones and speak no sense." in texts
+    nothing = claim_figures.effects(claims.judge_all([])[:1])
+    assert nothing.figure is None and nothing.reason
 
 
 def test_folders_of_records_by_name(tmp_path):

@@ -13,24 +13,30 @@
       target:
         rules:
           - {tokens_within_s: 1, share: 0.95, workload: [answer c=20], setting: [fp8], at_least: 64}
+      stuck-log:
+        rules:
+          - {reported_tokens_per_s: 19.4, gpu: L4, config: qwen3-4b-instruct-2507, streams: 1, share_at_most: 0.1}
 
 A rule is met where the whole interval of the effect (the first of the pair over, or minus, the second) is on its side
 of the threshold, broken where the whole interval is on the other, and undecided in between. Each combination of the
 metrics, workloads and pairs that a rule lists is a condition of its own, judged by itself. A proof is met where it
 holds for every request, step or cell that it looks at. A target is met where the whole interval of the longest output
-that arrives in time is on or above `at_least` tokens. claims.py judges.
+that arrives in time is on or above `at_least` tokens. A bound needs no measurement: it compares rates that somebody
+reported with what a GPU's memory bandwidth allows, and has no interval. claims.py judges.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
+from latency_lab import gpus, models
 from latency_lab.study_file import allowed, show
 from latency_lab.study_values import (
     Count,
+    CountFromZero,
     FromZero,
     Level,
     Positive,
@@ -158,15 +164,62 @@ class Target(Strict):
     of_class: Text | None = None
     share: Level = 0.95
     level: Level = 0.95
+    compare: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+
+def _gpu(value: Any) -> str:
+    try:
+        return gpus.find(value).name
+    except (gpus.GpuError, AttributeError):
+        raise wrong(f"{show(value)} is not a known GPU{allowed([gpu.name for gpu in gpus.GPUS], value)}") from None
+
+
+def _config(value: Any) -> str:
+    if value in (known := models.shipped_configs()):
+        return str(value)
+    raise wrong(f"{show(value)} is not a config that comes with this package{allowed(known, value)}")
+
+
+class Bound(Strict):
+    """A rule on decode rates that were reported elsewhere, as shares of what the GPU's memory bandwidth allows.
+
+    config : one of the configs that come with this package, with 16-bit weights
+    streams : requests that were decoded together
+    context_tokens : tokens of each in the KV cache, on average
+    """
+
+    reported_tokens_per_s: Annotated[tuple[Positive, ...], BeforeValidator(listed)]
+    gpu: Annotated[str, PlainValidator(_gpu)]
+    config: Annotated[str, PlainValidator(_config)]
+    streams: Count = 1
+    context_tokens: CountFromZero = 0
+    share_at_most: Positive | None = None
+    share_at_least: Positive | None = None
+    workload: ClassVar[tuple[str, ...]] = ()
+    compare: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+    @model_validator(mode="after")
+    def _one_threshold(self) -> Bound:
+        if (self.share_at_most is None) == (self.share_at_least is None):
+            raise wrong("not one threshold given; allowed: either share_at_most or share_at_least")
+        return self
 
     @property
-    def compare(self) -> tuple[tuple[str, str], ...]:
-        """None: a target is judged for each setting by itself."""
-        return ()
+    def threshold(self) -> float:
+        return float(next(share for share in (self.share_at_most, self.share_at_least) if share is not None))
+
+    @property
+    def at_most(self) -> bool:
+        return self.share_at_most is not None
 
 
-Rule = Comparison | Proof | Target
-RULES = {"metric": Comparison, "proof": Proof, "tokens_within_s": Target}
+Rule = Comparison | Proof | Target | Bound
+RULES: dict[str, type[Comparison | Proof | Target | Bound]] = {
+    "metric": Comparison,
+    "proof": Proof,
+    "tokens_within_s": Target,
+    "reported_tokens_per_s": Bound,
+}
 """The kinds of rules by the key that only they have."""
 
 

@@ -4,8 +4,8 @@ A rule's condition is *supported* where the whole interval of its effect lies on
 where the whole interval lies on the other side, and *not enough data* in between, or where the study cannot give an
 interval. A claim is supported (refuted) where all its conditions are; where they disagree it *depends*, and the
 verdict says on what; where some are undecided and the others agree, there is *not enough data*. Proofs speak of every
-request or step, so one counterexample refutes. A target is judged by the longest output that arrives in time.
-Claims that no study has rules for are *not tested*.
+request or step, so one counterexample refutes. A target is judged by the longest output that arrives in time. A bound
+is computed, for the GPU that its rule names. Claims that no study has rules for are *not tested*.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 
 import pandas as pd
 
-from latency_lab import ROOT, effects, panels, proving, records
-from latency_lab.claim_rules import RATE_METRICS, ClaimRules, Comparison, Proof, Target
-from latency_lab.proving import DEPENDS, REFUTED, SUPPORTED, UNDECIDED, Finding
+from latency_lab import ROOT, bounds, effects, panels, proving, records
+from latency_lab.claim_rules import RATE_METRICS, Bound, ClaimRules, Comparison, Proof, Target
+from latency_lab.proving import DEPENDS, REFUTED, SUPPORTED, UNDECIDED, Finding, Measured
 from latency_lab.records import Records
 from latency_lab.thread_claims import CLAIMS, Claim
 
@@ -36,6 +36,7 @@ class Verdict:
 
     on : what it depends on, or why there is no verdict
     source : name of the folder above the study's records: runs or reference
+    computed : from a bound alone: nothing was measured on that machine, and no model ran
     """
 
     claim: Claim
@@ -48,34 +49,30 @@ class Verdict:
     weights: str = ""
     note: str = ""
     findings: tuple[Finding, ...] = ()
+    computed: bool = False
 
 
 def judge(study: Records, rules: Mapping[str, ClaimRules], draws: int = 2000) -> list[Verdict]:
-    """A verdict for each claim that the study has rules for, on each machine that it was measured on."""
+    """A verdict for each claim that the study has rules for, on each machine that it was measured or computed for."""
     verdicts: list[Verdict] = []
     if not rules:
         return verdicts
+    source = study.path.parent.name
     for machine, cells in study.cells.groupby("device", sort=True, dropna=False):
-        name = str(machine) if pd.notna(machine) else "unknown"
         own = _measured(study, cells)
         said = {column: ", ".join(sorted(cells[column].dropna().unique())) for column in ("model", "weights", "study")}
-        for claim in CLAIMS:
-            if claim.id in rules:
-                rule = rules[claim.id]
-                findings = tuple(finding for one in rule.rules for finding in _findings(one, own, draws))
-                verdict, on = combine(findings)
-                verdicts.append(
-                    Verdict(
-                        claim,
-                        verdict,
-                        on,
-                        source=study.path.parent.name,
-                        machine=name,
-                        note=rule.note or "",
-                        findings=findings,
-                        **said,
-                    )
-                )
+        for claim, rule in _of_claims(rules):
+            measured = [one for one in rule.rules if not isinstance(one, Bound)]
+            if findings := [finding for one in measured for finding in _findings(one, own, draws)]:
+                name = str(machine) if pd.notna(machine) else "unknown"
+                verdicts.append(_verdict(claim, rule, findings, source=source, machine=name, **said))
+    for claim, rule in _of_claims(rules):
+        computed = [one for one in rule.rules if isinstance(one, Bound)]
+        for gpu, model in dict.fromkeys((one.gpu, one.config) for one in computed):
+            named = [one for one in computed if (one.gpu, one.config) == (gpu, model)]
+            findings = [finding for one in named for finding in bounds.findings(one)]
+            about = {"machine": gpu, "model": model, "study": study.path.name, "computed": True}
+            verdicts.append(_verdict(claim, rule, findings, source=source, **about))
     return verdicts
 
 
@@ -85,6 +82,8 @@ def judge_all(folders: Iterable[Path]) -> list[Verdict]:
     out = []
     for claim in CLAIMS:
         own = [verdict for verdict in found if verdict.claim.id == claim.id]
+        computed = {(one.machine, one.model): one for one in own if one.computed}  # the same in a study's every folder
+        own = [one for one in own if not one.computed] + list(computed.values())
         out += own or [Verdict(claim, NOT_TESTED, f"no study here holds {claim.needs}")]
     return out
 
@@ -107,8 +106,6 @@ def combine(findings: Sequence[Finding]) -> tuple[str, str]:
     """One verdict from those of a claim's conditions, and what it depends on or lacks."""
     by_verdict = {verdict: [f for f in findings if f.verdict == verdict] for verdict in VERDICTS}
     supported, refuted, depends, undecided = (by_verdict[v] for v in (SUPPORTED, REFUTED, DEPENDS, UNDECIDED))
-    if not findings:
-        return NOT_TESTED, "the study has no rules for it"
     if refuted and all(finding.proof for finding in findings):
         return REFUTED, ""
     if supported and refuted:
@@ -119,6 +116,17 @@ def combine(findings: Sequence[Finding]) -> tuple[str, str]:
         reasons = dict.fromkeys(finding.on or finding.condition for finding in undecided)
         return UNDECIDED, "; ".join(reasons)
     return (SUPPORTED if supported else REFUTED), ""
+
+
+def _verdict(claim: Claim, rule: ClaimRules, findings: Sequence[Finding], **about: Any) -> Verdict:
+    """The verdict that the findings make; `about`: other fields of it."""
+    verdict, on = combine(findings)
+    return Verdict(claim, verdict, on, note=rule.note or "", findings=tuple(findings), **about)
+
+
+def _of_claims(rules: Mapping[str, ClaimRules]) -> list[tuple[Claim, ClaimRules]]:
+    """The rules with their claims, in the order of the claims."""
+    return [(claim, rules[claim.id]) for claim in CLAIMS if claim.id in rules]
 
 
 def metric_label(metric: str) -> str:
@@ -192,7 +200,9 @@ def _compared(
         f"{metric_value(metric, found.against)} on {pair[1]}, {kind} {effect}, asked for {asked} ({rule.level:.0%})"
     )
     on = f"the interval of {condition} holds the threshold" if verdict == UNDECIDED else ""
-    return Finding(verdict, condition, names, numbers=numbers, effect=f"{kind} {effect}", on=on)
+    unit = "" if rule.is_ratio else f" ({metric_label(metric)})" if metric in RATE_METRICS else " (s)"
+    measured = Measured(f"{kind}{unit}", found.value, found.low, found.high, threshold, rule.at_most)
+    return Finding(verdict, condition, names, numbers=numbers, effect=f"{kind} {effect}", on=on, measured=measured)
 
 
 def _in_time(rule: Target, workload: str, setting: str, requests: pd.DataFrame, draws: int) -> Finding:
@@ -214,7 +224,8 @@ def _in_time(rule: Target, workload: str, setting: str, requests: pd.DataFrame, 
     )
     on = f"the interval of {condition} holds the threshold" if verdict == UNDECIDED else ""
     effect = f"{reached} tokens in {rule.tokens_within_s:g} s"
-    return Finding(verdict, condition, names, numbers=numbers, effect=effect, on=on)
+    measured = Measured(names["metric"], found.value, found.low, found.high, rule.at_least, at_most=False)
+    return Finding(verdict, condition, names, numbers=numbers, effect=effect, on=on, measured=measured)
 
 
 def _on(supported: Sequence[Finding], refuted: Sequence[Finding]) -> str:

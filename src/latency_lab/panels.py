@@ -62,7 +62,7 @@ def tradeoff(ax: Any, panel: pd.DataFrame, context: Context, coloured: list[str]
                 zorder=4,
             )
     ax.set_yscale("log")
-    _plain_log(ax.yaxis)
+    plain_log(ax.yaxis)
     ax.set_xlim(0, ax.get_xlim()[1])
     fastest = frontier[frontier["setting"].isin(coloured)].groupby("setting", sort=False).tail(1)
     for _, at in fastest.tail(MOST_LABELS).iterrows():
@@ -103,7 +103,7 @@ def over_concurrency(ax: Any, data: pd.DataFrame, column: str, factor: float, co
     ax.minorticks_off()
     if (known[column].max() / known[column].min()) > 8:
         ax.set_yscale("log")
-        _plain_log(ax.yaxis)
+        plain_log(ax.yaxis)
     else:
         ax.set_ylim(0, None)
 
@@ -143,7 +143,7 @@ def ecdf(ax: Any, curves: pd.DataFrame, group: list[str], context: Context) -> N
         else:
             ax.plot(curve["value"], curve["share"], color=GREY, lw=0.7, drawstyle="steps-post", zorder=2)
     ax.set_xscale("log")
-    _plain_log(ax.xaxis)
+    plain_log(ax.xaxis)
     ax.set_ylim(0, 1.02)
 
 
@@ -224,7 +224,7 @@ def seconds(value: float) -> str:
     return f"{three(value * 1e3)} ms" if value < 1 else f"{three(value)} s"
 
 
-def _plain_log(axis: Any) -> None:
+def plain_log(axis: Any) -> None:
     """Ticks of a log axis as plain numbers, as many as its span in powers of ten needs."""
     low, high = axis.get_view_interval()
     ratio = high / low

@@ -1,4 +1,4 @@
-"""From proofs (tables of what held for each request, step or cell) to findings that claims are judged by."""
+"""Findings, which claims are judged by, and those of proofs: from tables of what held for each request or step."""
 
 from __future__ import annotations
 
@@ -18,6 +18,22 @@ UNDECIDED = "not enough data"
 
 
 @dataclass(frozen=True)
+class Measured:
+    """The number that a condition is judged by, its interval, and the threshold that the rule asks for.
+
+    kind : what the number is: 'ratio' or 'difference (s)' of two settings, 'tokens in time', 'share of the bound', or
+        the difference of a rate. Numbers of one kind go on one axis
+    """
+
+    kind: str
+    value: float
+    low: float
+    high: float
+    threshold: float
+    at_most: bool
+
+
+@dataclass(frozen=True)
 class Finding:
     """The verdict on one condition of a claim.
 
@@ -25,6 +41,7 @@ class Finding:
     numbers : a sentence with the numbers that decided
     effect : the effect and its interval in short; empty for proofs
     on : what it depends on, or why it is undecided
+    measured : the effect as numbers; None for proofs and where there is none
     """
 
     verdict: str
@@ -34,6 +51,7 @@ class Finding:
     effect: str = ""
     on: str = ""
     proof: bool = False
+    measured: Measured | None = None
 
 
 def findings(rule: Proof, study: Records) -> list[Finding]:

@@ -73,7 +73,7 @@ def build(data_root: Path, figures_root: Path, out: Path) -> Path | None:
     with ProcessPoolExecutor(2) as pool:
         drawn = {pool.submit(_render, page): (page, page.study) for page in pages if not page.error}
         if readable:
-            drawn[pool.submit(_render_claims, readable)] = (verdicts, "claims")
+            drawn[pool.submit(_render_claims, readable, figures_root / "claims")] = (verdicts, "claims")
         for future in as_completed(drawn):
             page, name = drawn[future]
             try:
@@ -145,8 +145,8 @@ def _render(page: Page) -> str:
     return to_html(execute(page.records, page.figures), f"{page.study}: vLLM latency", f"{page.study}, {page.source}")
 
 
-def _render_claims(folders: list[Path]) -> str:
-    executed = _run(CLAIMS, {"records": [_relative(folder) for folder in folders]})
+def _render_claims(folders: list[Path], figures: Path) -> str:
+    executed = _run(CLAIMS, {"records": [_relative(folder) for folder in folders], "figures": _relative(figures)})
     return to_html(executed, "The thread's claims: vLLM latency", "all studies")
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from latency_lab import ROOT, records, tables
+from latency_lab import ROOT, claim_figures, records, style, tables
 from latency_lab.claims import NOT_TESTED, VERDICTS, Verdict
+from latency_lab.proving import DEPENDS, REFUTED, SUPPORTED, UNDECIDED, Finding
 from latency_lab.tables import Html
 
 _MARKS = dict(zip(VERDICTS, ("✔", "✘", "◐", "?", "–"), strict=True))
@@ -36,7 +37,7 @@ def table(verdicts: Sequence[Verdict]) -> Html:
             _said(v.verdict),
             _effect(v),
             _study(v),
-            f"{v.machine}, {v.weights}" if v.study else "",
+            f"{v.machine}, {v.weights or 'computed'}" if v.study else "",
             _first(v.on),
         )
         for v in verdicts
@@ -52,31 +53,66 @@ def summary(verdicts: Sequence[Verdict]) -> Html:
     return Html(f"<p>{claims} claims, {len(verdicts)} verdicts: {said}.</p>")
 
 
-def passages(verdicts: Sequence[Verdict]) -> Html:
-    """For each claim: what it says, how it was tested, and for each study and machine the verdict and its numbers."""
+def passages(verdicts: Sequence[Verdict], figures: Path) -> Html:
+    """For each claim: the verdict of each study and machine with the numbers that decided it, why it is so, and a
+    figure of all its conditions, which goes into the folder `figures` as well.
+    """
     out = []
-    for claim, own in groupby(verdicts, key=lambda v: v.claim):
+    for claim, group in groupby(verdicts, key=lambda v: v.claim):
+        own = list(group)
         out.append(f'<h3 id="claim-{claim.id}">{claim.id}: {_text(claim.sentence)}</h3>')
-        out.append(f'<p class="note">Experiment: {_text(claim.experiment)}. Metric: {_text(claim.metric)}.</p>')
         out += [_passage(verdict) for verdict in own]
+        out.append(f"<p>{_text(' '.join(filter(None, [_disagreement(own), claim.why])))}</p>")
+        drawn = claim_figures.effects(own)
+        if drawn.figure is not None:
+            out.append(style.show(drawn, f"claim-{claim.id}", figures).data)
+        out.append(f'<p class="note">Experiment: {_text(claim.experiment)}. Metric: {_text(claim.metric)}.</p>')
     return Html("\n".join(out))
 
 
 def _passage(verdict: Verdict) -> str:
-    head = f"<strong>{_said(verdict.verdict).capitalize()}</strong>"
+    """The verdict in a paragraph; all of its conditions folded below where there are more than it tells."""
+    head = f"<strong>{_MARKS[verdict.verdict]} {verdict.verdict.capitalize()}</strong>"
     if verdict.verdict == NOT_TESTED:
         return f"<p>{head}: {_text(verdict.on)}.</p>"
     where = f"{verdict.machine}, study {_study(verdict)}, {verdict.model} with {verdict.weights} weights"
+    if verdict.computed:
+        where = f"{verdict.machine} for {verdict.model}: computed, not measured"
     text = f"<p>{head} on {_text(where)}."
-    if verdict.on:
-        text += f" {'Depends on' if verdict.verdict == 'depends' else 'Undecided:'} {_text(verdict.on)}."
+    told = _deciding(verdict)
+    for finding in told:
+        text += f" {_numbers(finding)}."
+    if verdict.verdict == DEPENDS:
+        text += f" Depends on {_text(verdict.on)}."
+    elif verdict.verdict == UNDECIDED:
+        open_ones = sum(finding.verdict == UNDECIDED for finding in verdict.findings)
+        text += f" Undecided in {open_ones} of {len(verdict.findings)} conditions: {_text(_first(verdict.on))}."
     if verdict.note:
         text += f" Note: {_text(verdict.note.rstrip('.'))}."
-    items = "".join(
-        f"<li>{_MARKS[finding.verdict]} {_text(finding.numbers or f'{finding.condition}: {finding.on}')}.</li>"
-        for finding in verdict.findings
-    )
-    return f"{text}</p><ul>{items}</ul>"
+    if len(told) == len(verdict.findings):
+        return f"{text}</p>"
+    items = "".join(f"<li>{_numbers(finding)}.</li>" for finding in verdict.findings)
+    return f"{text}</p><details><summary>All {len(verdict.findings)} conditions</summary><ul>{items}</ul></details>"
+
+
+def _deciding(verdict: Verdict) -> list[Finding]:
+    """The first condition that has the verdict and numbers; where it depends, the first on either side."""
+    wanted = (SUPPORTED, REFUTED, DEPENDS) if verdict.verdict == DEPENDS else (verdict.verdict,)
+    firsts = [next((one for one in verdict.findings if one.verdict == each and one.numbers), None) for each in wanted]
+    return [finding for finding in firsts if finding is not None]
+
+
+def _disagreement(verdicts: Sequence[Verdict]) -> str:
+    """Which machines say what, where those that were measured and decided do not say the same."""
+    decided = [one for one in verdicts if one.verdict in (SUPPORTED, REFUTED, DEPENDS) and not one.computed]
+    if len({one.verdict for one in decided}) < 2:
+        return ""
+    said = "; ".join(f"{one.verdict} on {one.machine} ({one.study})" for one in decided)
+    return f"The studies differ: {said}. They are not averaged: what limits a step is not the same on every machine."
+
+
+def _numbers(finding: Finding) -> str:
+    return f"{_MARKS[finding.verdict]} {_text(finding.numbers or f'{finding.condition}: {finding.on}')}"
 
 
 def _effect(verdict: Verdict) -> str:
