@@ -7,6 +7,7 @@ import time
 import pytest
 
 from latency_lab import client
+from latency_lab.client import Piece
 from latency_lab.load import Request, Stream
 
 
@@ -31,13 +32,13 @@ class Scripted:
         self.script, self.error, self.finish = script, error, finish
         self.running = self.most_running = 0
 
-    async def stream(self, request_id, prompt, output_tokens, ignore_eos, priority):
+    async def stream(self, request_id, request):
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
             for number, (delay, tokens) in enumerate(self.script):
                 await asyncio.sleep(delay)
-                yield [7] * tokens, self.finish if number == len(self.script) - 1 else None
+                yield Piece(tokens, [7] * tokens, self.finish if number == len(self.script) - 1 else None)
             if self.error:
                 raise self.error
         finally:
@@ -92,10 +93,10 @@ def test_a_stalled_client_cannot_hide_delay():
     """Latency counts from the scheduled arrival: a request that was sent late is late, not fast."""
 
     class Blocking(Scripted):
-        async def stream(self, request_id, *rest):
+        async def stream(self, request_id, request):
             if request_id == "cell-0":
                 time.sleep(0.3)  # stalls the event loop
-            async for item in super().stream(request_id, *rest):
+            async for item in super().stream(request_id, request):
                 yield item
 
     run = drive(Blocking([(0.0, 1)]), [opened([request(0, due_s=0.0), request(1, due_s=0.05)])])

@@ -169,13 +169,36 @@ workloads:
     assert [(c.name, c.priority, c.load.start_s) for c in mix.classes] == [("a", None, 0), ("b", -1, 1)]
 
 
+def test_doors_multiply_as_loads_do_and_labels_name_what_varies(study: Any) -> None:
+    def doors(more: str, prompt: str = '{text: "Why?", chat: on}') -> list[tuple[str, str, str | None, bool]]:
+        load = "load: {kind: closed, concurrency: [1, 8], requests_each: 1}"
+        found = study(HEAD + f"workloads:\n  w: {{{load}, prompt: {prompt}, output: {{tokens: 4}}{more}}}\n").points()
+        return [(p.label, p.via, p.classes[0].door.api, p.classes[0].door.stream) for p in found]
+
+    assert doors("") == [("w c=1", "engine", None, True), ("w c=8", "engine", None, True)]
+    assert doors(", via: openai")[0] == ("w c=1", "openai", "chat", True)
+    assert doors(", via: openai, stream: off", "{tokens: 8}")[0] == ("w c=1", "openai", "completions", False)
+    assert doors(", via: [engine, openai], stream: [on, off]")[:3] == [
+        ("w c=1 via=engine", "engine", None, True),
+        ("w c=1 via=openai stream=on", "openai", "chat", True),
+        ("w c=1 via=openai stream=off", "openai", "chat", False),
+    ]
+    assert [row[0] for row in doors(", via: openai, api: [chat, completions]")][:2] == [
+        "w c=1 api=chat",
+        "w c=1 api=completions",
+    ]
+
+
 def test_a_points_id_follows_its_requests_and_not_its_targets(study: Any) -> None:
     def point_id(more: str, output: int = 4) -> str:
         text = f"load: {{kind: burst, requests: 2}}, prompt: {{tokens: 8}}, output: {{tokens: {output}}}"
         return study(HEAD + f"workloads: {{w: {{{text}{more}}}}}").points()[0].id
 
     assert point_id("") == point_id(", slo: {e2e_p95_s: 1}, timeout_s: 9, repeats: 7")
-    assert len({point_id(""), point_id("", output=5), point_id(", ignore_eos: false"), point_id(", priority: 1")}) == 4
+    assert point_id("") == point_id(", via: engine") == "ea964fa96264", "known from before there were doors"
+    others = [point_id("", output=5), *(point_id(more) for more in (", ignore_eos: false", ", priority: 1"))]
+    others += [point_id(", via: openai"), point_id(", via: openai, stream: off")]
+    assert len({point_id(""), *others}) == 6
 
 
 def test_repeats_are_rounds_shuffled_by_the_seed(study: Any) -> None:
@@ -458,6 +481,26 @@ MISTAKES = {
     "median outside": (workload(output="lognormal: {median: 9, sigma: 1, max: 8}"), "7: workloads.w.output.lognormal: the median 9 is outside"),
     "chat without text": (workload(prompt="tokens: 8, chat: true"), "6: workloads.w.prompt: chat: true is for text prompts"),
     "all shared": (workload(prompt="tokens: 8, shared_prefix_tokens: 8"), "6: workloads.w.prompt: shared_prefix_tokens 8 leaves nothing"),
+    # doors
+    "door": (workload(more="via: http"), "8: workloads.w.via: 'http' is not known; allowed: engine, openai"),
+    "no door": (workload(more="via: []"), "8: workloads.w.via: the list is empty"),
+    "api of the engine": (workload(more="api: chat"), "8: workloads.w.api: api is for the OpenAI-compatible server; allowed: via: openai"),
+    "stream of the engine": (workload(more="stream: off"), "8: workloads.w.stream: stream is for the OpenAI-compatible server"),
+    "unknown api": (workload(more="via: openai\n    api: talk"), "9: workloads.w.api: 'talk' is not known; allowed: chat, completions"),
+    "chat of tokens": (workload(more="via: openai\n    api: [completions, chat]"), "9: workloads.w.api: chat is for texts in a chat template"),
+    "chat without a tokenizer": (
+        workload(prompt="text: a, chat: on", more="via: openai").replace("smollm2", "config, config: some"),
+        "8: workloads.w.via: the chat API needs a tokenizer, and the model of setting 'base' is a config without one",
+    ),
+    "logprobs through the server": (workload(more="via: openai\n    keep_logprobs: on"), "9: workloads.w.keep_logprobs: true is for what comes from the engine"),
+    "two doors in a mix": (
+        HEAD + "workloads:\n  m:\n    classes:\n" + "".join(f"      {name}: {{load: {{{LOAD}}}, prompt: {{tokens: 8}}, output: {{tokens: 4}}, via: {via}}}\n" for name, via in (("a", "engine"), ("b", "openai"))),
+        "4: workloads.m: class b has a `via` of its own; allowed: the same for all classes of a mix",
+    ),
+    "doors in a class": (
+        HEAD + f"workloads:\n  m:\n    classes:\n      a: {{load: {{{LOAD}}}, prompt: {{tokens: 8}}, output: {{tokens: 4}}, via: [engine, openai]}}\n",
+        "6: workloads.m.classes.a.via: ['engine', 'openai'] in a class of a mix; allowed: one value",
+    ),
     # the environment
     "secret": (HEAD + "env: {HF_TOKEN: abc}\n" + WORK, "3: env.HF_TOKEN: 'HF_TOKEN' looks like a secret"),
     # YAML itself

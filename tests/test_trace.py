@@ -107,6 +107,10 @@ def test_a_step_whose_end_is_not_known_has_none():
         ("c12-7-0123abcd", -1),
         ("warm-up-c1-7-0123abcd", -1),
         ("still-there-0123abcd", -1),
+        ("cmpl-c1-7-0-0123abcd", 7),
+        ("cmpl-c1-7-1-0123abcd", -1),
+        ("chatcmpl-c1-7-0123abcd", 7),
+        ("chatcmpl-c1-0-0-0123abcd", -1),
     ],
 )
 def test_requests_are_known_by_the_id_that_vllm_makes_of_ours(name, number):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 
 import numpy as np
 
@@ -47,26 +47,27 @@ class _Fed:
     def __init__(self, streams: int) -> None:
         self.each = TOKENS // streams
 
-    async def stream(
-        self, request_id: str, prompt: tuple[int, ...], output_tokens: int, ignore_eos: bool, priority: int | None
-    ) -> AsyncIterator[tuple[list[int], str | None]]:
+    async def stream(self, request_id: str, request: Request) -> AsyncIterator[client.Piece]:
         for number in range(self.each):
             await asyncio.sleep(0)
-            yield [number], "length" if number == self.each - 1 else None
+            yield client.Piece(1, [number], "length" if number == self.each - 1 else None)
 
 
 async def _bare(source: _Fed, streams: int) -> None:
-    async def consume(request_id: str) -> None:
-        async for _ in source.stream(request_id, (1,), source.each, True, None):
+    async def consume(request: Request) -> None:
+        async for _ in source.stream(str(request.index), request):
             pass
 
-    await asyncio.gather(*(consume(str(number)) for number in range(streams)))
+    await asyncio.gather(*(consume(request) for request in _requests(streams, source.each)))
 
 
 async def _driven(source: _Fed, streams: int, runs: list[client.Run]) -> None:
-    requests = (Request(index, "bench", None, (1,), source.each, True, None) for index in range(streams))
-    stream = Stream("bench", streams, None, 0.0, requests)
+    stream = Stream("bench", streams, None, 0.0, _requests(streams, source.each))
     runs.append(await client.drive(source, [stream], name="bench", timeout_s=600))
+
+
+def _requests(count: int, tokens: int) -> Iterator[Request]:
+    return (Request(index, "bench", None, (1,), tokens, True, None) for index in range(count))
 
 
 def _cpu_us(work: Callable[[], Coroutine[None, None, None]]) -> float:
@@ -77,23 +78,29 @@ def _cpu_us(work: Callable[[], Coroutine[None, None, None]]) -> float:
 
 def send_error() -> None:
     """How late an open loop sends, against its timetable: Poisson arrivals, while all requests stream tokens."""
-    gaps_s = np.random.default_rng(0).exponential(1 / RATE_PER_S, ARRIVALS)
-    due_s = np.cumsum(gaps_s).tolist()
-    requests = (Request(index, "bench", None, (1,), 16, True, at) for index, at in enumerate(due_s))
+    requests = (Request(index, "bench", None, (1,), 16, True, at) for index, at in enumerate(arrivals_s()))
     load = Stream("bench", None, None, 0.0, requests)
     run = asyncio.run(client.drive(_Paced(), [load], name="bench", timeout_s=600))
-    late_ms = [(timing.sent_s - timing.scheduled_s) * 1e3 for timing in run.timings if timing.sent_s is not None]
-    half, most, worst = np.percentile(late_ms, [50, 99, 100])
-    print(f"send: {len(late_ms)} requests at {RATE_PER_S:.0f}/s, in-process source, 16 tokens each, one every 20 ms")
-    print(f"sent after it was due: p50 {half:.2f} ms, p99 {most:.2f} ms, most {worst:.2f} ms")
+    print(f"send: {ARRIVALS} requests at {RATE_PER_S:.0f}/s, 16 tokens each")
+    late_s = [timing.sent_s - timing.scheduled_s for timing in run.timings if timing.sent_s is not None]
+    print(f"in-process source, a token every 20 ms: sent after it was due: {late_text(late_s)}")
+
+
+def arrivals_s() -> list[float]:
+    """When each request of the open loop is due."""
+    gaps_s = np.random.default_rng(0).exponential(1 / RATE_PER_S, ARRIVALS)
+    return [float(at) for at in np.cumsum(gaps_s)]
+
+
+def late_text(late_s: Sequence[float] | np.ndarray) -> str:
+    half, most, worst = np.percentile(late_s, [50, 99, 100]) * 1e3
+    return f"p50 {half:.2f} ms, p99 {most:.2f} ms, most {worst:.2f} ms"
 
 
 class _Paced:
     """Gives each request a token every 20 ms."""
 
-    async def stream(
-        self, request_id: str, prompt: tuple[int, ...], output_tokens: int, ignore_eos: bool, priority: int | None
-    ) -> AsyncIterator[tuple[list[int], str | None]]:
-        for number in range(output_tokens):
+    async def stream(self, request_id: str, request: Request) -> AsyncIterator[client.Piece]:
+        for number in range(request.output_tokens):
             await asyncio.sleep(0.02)
-            yield [number], "length" if number == output_tokens - 1 else None
+            yield client.Piece(1, [number], "length" if number == request.output_tokens - 1 else None)

@@ -1,9 +1,10 @@
 """Drive requests through a source of tokens and time every token as it arrives.
 
-The client is one coroutine a request on one event loop, in the process that also runs vLLM's front end. Its work
-between two tokens is a clock reading and three list appends; what that costs is measured in every cell
-(`client_us_per_token`, `client_share`), and so is the lateness of the event loop itself (`loop_lag_p99_s`), since a
-late loop stamps tokens late.
+The client is one coroutine a request on one event loop: of the process that also runs vLLM's front end where the
+source is the engine, of a process of its own where it is a server (see client_process.py). Its work between two tokens
+is a clock reading and three list appends; what that costs is measured in every cell (`client_us_per_token`,
+`client_share`), and so is the lateness of the event loop itself (`loop_lag_p99_s`), since a late loop stamps tokens
+late.
 
 All times come from `time.perf_counter`, counted from the cell's start. Latency counts from the scheduled arrival: of an
 open-loop request, its time in the arrival process; of a closed-loop request, the moment its predecessor ended.
@@ -14,27 +15,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from latency_lab.load import Request, Stream
 
 LAG_PERIOD_S = 0.01
 
 
+class Piece(NamedTuple):
+    """Tokens that came together.
+
+    tokens : how many
+    ids : theirs; empty where a server was not asked for them
+    finish_reason : with the last piece
+    prompt_tokens : with the last piece of a server that has made the prompt's tokens itself: as it counted them
+    """
+
+    tokens: int
+    ids: Sequence[int] = ()
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+
+
 class Source(Protocol):
     """Where tokens come from: an engine in this process, or a server."""
 
-    def stream(
-        self,
-        request_id: str,
-        prompt: tuple[int, ...],
-        output_tokens: int,
-        ignore_eos: bool,
-        priority: int | None,
-    ) -> AsyncIterator[tuple[Sequence[int], str | None]]:
-        """Chunks of new token ids; the finish reason comes with the last."""
+    def stream(self, request_id: str, request: Request) -> AsyncIterator[Piece]:
+        """A request's tokens as they come: greedy, so that the same prompt gives the same tokens."""
         ...
 
 
@@ -51,6 +60,7 @@ class Timing:
     chunk_tokens: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    prompt_tokens: int | None = None
     error: str | None = None
 
 
@@ -58,7 +68,9 @@ class Timing:
 class Run:
     """What `drive` returns: all requests in order of their number, and the client's own cost.
 
-    `zero_s` is the reading of time.perf_counter at the cell's time 0.
+    zero_s : the reading of time.perf_counter at the cell's time 0
+    frontend_cpu_s : CPU time of the process that runs vLLM's front end
+    client_cpu_s : CPU time of the client's process where it has one of its own
     """
 
     timings: list[Timing]
@@ -68,40 +80,36 @@ class Run:
     client_s: float
     frontend_cpu_s: float
     loop_lag_p99_s: float | None
+    client_cpu_s: float | None = None
 
     @property
     def columns(self) -> dict[str, Any]:
         """The columns of `cells` that say what the client cost."""
         tokens = sum(sum(timing.chunk_tokens) for timing in self.timings)
+
+        def share(spent_s: float | None) -> float | None:
+            return spent_s / self.duration_s if self.duration_s and spent_s is not None else None
+
         return {
             "duration_s": self.duration_s,
             "client_us_per_token": self.client_s / tokens * 1e6 if tokens else None,
-            "client_share": self.client_s / self.duration_s if self.duration_s else None,
-            "frontend_cpu_share": self.frontend_cpu_s / self.duration_s if self.duration_s else None,
+            "client_share": share(self.client_s),
+            "frontend_cpu_share": share(self.frontend_cpu_s),
+            "client_cpu_share": share(self.client_cpu_s),
             "loop_lag_p99_s": self.loop_lag_p99_s,
         }
 
 
-async def drive(
-    source: Source,
-    streams: Sequence[Stream],
-    *,
-    name: str,
-    timeout_s: float,
-    on_finish: Callable[[Timing], None] = lambda _: None,
-) -> Run:
+async def drive(source: Source, streams: Sequence[Stream], *, name: str, timeout_s: float) -> Run:
     """Run all streams of a cell to their end, or until `timeout_s` has passed.
 
-    Parameters
-    ----------
-    name : prefix of the request ids, unique to the cell.
-    on_finish : called with each request that ended, well or not (for a progress bar).
+    `name` is the prefix of the request ids, unique to the cell.
 
     A request that failed, or that the timeout cut off, is in the result with its error; so are open-loop requests that
     were due but never sent. Only cancellation and the source's own end (see `engine.EngineDied`) leave this function
     before all requests have ended, the latter as an error of each request left.
     """
-    cell = _Cell(source, name, on_finish)
+    cell = _Cell(source, name)
     lags: list[float] = []
     lag = asyncio.create_task(_watch_loop(lags))
     cpu = time.process_time()
@@ -132,10 +140,9 @@ async def drive(
 
 
 class _Cell:
-    def __init__(self, source: Source, name: str, on_finish: Callable[[Timing], None]) -> None:
+    def __init__(self, source: Source, name: str) -> None:
         self.source = source
         self.name = name
-        self.on_finish = on_finish
         self.timings: list[Timing] = []
         self.own_s = 0.0
         self.zero = time.perf_counter()
@@ -176,16 +183,14 @@ class _Cell:
         own = 0.0
         timing.sent_s = clock() - zero
         try:
-            async for tokens, finish_reason in self.source.stream(
-                timing.request_id, request.prompt, request.output_tokens, request.ignore_eos, request.priority
-            ):
+            async for tokens, new, finish_reason, prompt_tokens in self.source.stream(timing.request_id, request):
                 arrived = clock()
                 if tokens:
                     seconds.append(arrived - zero)
-                    counts.append(len(tokens))
-                    ids.extend(tokens)
+                    counts.append(tokens)
+                    ids.extend(new)
                 if finish_reason is not None:
-                    timing.finish_reason = finish_reason
+                    timing.finish_reason, timing.prompt_tokens = finish_reason, prompt_tokens
                 own += clock() - arrived
             if timing.finish_reason in (None, "abort", "error"):
                 timing.error = f"ended without finishing (finish reason: {timing.finish_reason})"
@@ -197,7 +202,6 @@ class _Cell:
         finally:
             timing.finished_s = clock() - zero
             self.own_s += own
-            self.on_finish(timing)
 
     def never_sent(self, stream: Stream, timeout_s: float) -> None:
         """Open-loop requests that were due before the timeout but had not been sent are rows as well."""
@@ -223,20 +227,26 @@ async def _watch_loop(lags: list[float]) -> None:
 def rows(
     run: Run, keep_token_ids: bool, engine_stats: dict[str, dict[str, Any]], common: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """The rows of `requests` for a run; `common` holds the columns that are the same for the whole cell."""
+    """The rows of `requests` for a run; `common` holds the columns that are the same for the whole cell.
+
+    Of an answer that came as a whole nobody saw the first token: its time is null.
+    """
     return [
         {
             **common,
+            "via": timing.request.door.via,
+            "api": timing.request.door.api,
+            "streaming": timing.request.door.stream,
             "request": timing.request.index,
             "request_id": timing.request_id,
             "class_name": timing.request.class_name,
             "priority": timing.request.priority,
-            "prompt_tokens": len(timing.request.prompt),
+            "prompt_tokens": timing.prompt_tokens or len(timing.request.prompt),
             "target_output_tokens": timing.request.output_tokens,
             "output_tokens": sum(timing.chunk_tokens),
             "scheduled_s": timing.scheduled_s,
             "sent_s": timing.sent_s,
-            "first_token_s": timing.chunk_s[0] if timing.chunk_s else None,
+            "first_token_s": timing.chunk_s[0] if timing.chunk_s and timing.request.door.stream else None,
             "last_token_s": timing.chunk_s[-1] if timing.chunk_s else None,
             "finished_s": timing.finished_s,
             "token_times_s": [at - (timing.sent_s or 0.0) for at in timing.chunk_s],

@@ -23,7 +23,9 @@ import psutil
 
 from latency_lab import machine, models, processes
 from latency_lab import trace as tracing
+from latency_lab.client import Piece
 from latency_lab.files import digest
+from latency_lab.load import Request
 from latency_lab.models import Model
 from latency_lab.schemas import SETTING_VALUES
 
@@ -122,15 +124,8 @@ class Engine:
         self._delta = RequestOutputKind.DELTA
         self._logprob_gaps: dict[str, list[float]] | None = None
 
-    async def stream(
-        self,
-        request_id: str,
-        prompt: tuple[int, ...],
-        output_tokens: int,
-        ignore_eos: bool,
-        priority: int | None,
-    ) -> AsyncIterator[tuple[list[int], str | None]]:
-        """Token ids as they come, with the finish reason in the last item. Greedy.
+    async def stream(self, request_id: str, request: Request) -> AsyncIterator[Piece]:
+        """A request's tokens as they come. Greedy.
 
         Raises EngineDied where the engine has ended, ValueError where vLLM refuses the request.
         """
@@ -139,18 +134,19 @@ class Engine:
         gaps = None if self._logprob_gaps is None else self._logprob_gaps.setdefault(request_id, [])
         params = self._params(
             temperature=0.0,
-            max_tokens=output_tokens,
-            ignore_eos=ignore_eos,
+            max_tokens=request.output_tokens,
+            ignore_eos=request.ignore_eos,
             output_kind=self._delta,
             logprobs=None if gaps is None else 2,
         )
         try:
-            outputs = self.llm.generate({"prompt_token_ids": list(prompt)}, params, request_id, priority=priority or 0)
+            prompt = {"prompt_token_ids": list(request.prompt)}
+            outputs = self.llm.generate(prompt, params, request_id, priority=request.priority or 0)
             async for output in outputs:
                 completion = output.outputs[0]
                 if gaps is not None:
                     gaps.extend(_gap(candidates) for candidates in completion.logprobs or ())
-                yield list(completion.token_ids), completion.finish_reason
+                yield Piece(len(completion.token_ids), list(completion.token_ids), completion.finish_reason)
         except EngineDeadError as error:
             raise EngineDied(str(error) or "the engine has died") from error
 

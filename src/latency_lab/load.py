@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from latency_lab.study import Load, Point, TrafficClass
+from latency_lab.study_grid import ENGINE, Door
 from latency_lab.study_schema import Lengths
 from latency_lab.traffic import BLOCK_TOKENS, fitted
 
@@ -44,7 +45,8 @@ class Vocabulary(Protocol):
 class Request:
     """One request. `index` is unique in its cell; `due_s` counts from its stream's start, None in a closed loop.
 
-    `clamped` : its lengths in a file were more than the model's, and are cut
+    clamped : its lengths in a file were more than the model's, and are cut
+    text : the prompt as words, where a server is to make tokens of them; `prompt` has the tokens expected
     """
 
     index: int
@@ -55,6 +57,8 @@ class Request:
     ignore_eos: bool
     due_s: float | None
     clamped: bool = False
+    text: str | None = None
+    door: Door = ENGINE
 
 
 @dataclass
@@ -150,15 +154,21 @@ class _Maker:
         prompt = traffic.prompt
         # The prefix is the same in all cells of a study's seed, or a repeat could not find it cached.
         self.prefix = self._random(_rng("prefix", traffic.name), prompt.shared_prefix_tokens if prompt else 0)
-        same_text = prompt is not None and prompt.text is not None and not prompt.distinct
-        self.text = tuple(vocabulary.encode(prompt.text or "", prompt.chat)) if prompt and same_text else None
+        self.same: tuple[str, tuple[int, ...]] | None = None
 
     def request(self, index: int, i: int, due_s: float | None) -> Request:
         """The class's i-th request, counted from 0."""
         traffic = self.traffic
-        text = self._text(i)
+        words = self._words(i)
+        text = None if words is None else self._encoded(words)
         asked = self._prompt_tokens(i) if text is None else len(text), self._output_tokens(i)
         prompt_tokens, output_tokens = asked if traffic.limit is None else fitted(*asked, traffic.limit)
+        as_words = traffic.door.api == "chat"
+        if as_words and prompt_tokens < asked[0]:
+            raise ValueError(
+                f"{traffic.name}: prompt {i} has {asked[0]} tokens, more than fit, and the chat API takes no part of a "
+                "text; allowed: api: completions, shorter prompts, a longer max_model_len"
+            )
         return Request(
             index=index,
             class_name=traffic.name,
@@ -168,20 +178,26 @@ class _Maker:
             ignore_eos=traffic.ignore_eos,
             due_s=due_s,
             clamped=asked != (prompt_tokens, output_tokens),
+            text=words if as_words else None,
+            door=traffic.door,
         )
 
-    def _text(self, i: int) -> tuple[int, ...] | None:
-        """The tokens of a prompt that is a text; None for one of random tokens."""
+    def _words(self, i: int) -> str | None:
+        """The text of a prompt; None for one of random tokens."""
         prompt, prompts = self.traffic.prompt, self.traffic.prompts
-        if self.text is not None or prompt is None:
-            return self.text
         if prompts is not None:
-            return tuple(self.vocabulary.encode(prompts.texts[self._row(i)], prompt.chat))
-        if prompt.text is not None:
-            # Nine digits, so that all prompts are equally long; consecutive, so that none occurs twice in a cell.
-            number = (self.first_number + i) % 10**9
-            return tuple(self.vocabulary.encode(f"{number:09d}. {prompt.text}", prompt.chat))
-        return None
+            return prompts.texts[self._row(i)]
+        if prompt is None or prompt.text is None or not prompt.distinct:
+            return prompt.text if prompt else None
+        # Nine digits, so that all prompts are equally long; consecutive, so that none occurs twice in a cell.
+        return f"{(self.first_number + i) % 10**9:09d}. {prompt.text}"
+
+    def _encoded(self, words: str) -> tuple[int, ...]:
+        """The tokens of a text, which are the same for all prompts of a class that are."""
+        if self.same is None or self.same[0] != words:
+            chat = self.traffic.prompt is not None and self.traffic.prompt.chat
+            self.same = words, tuple(self.vocabulary.encode(words, chat))
+        return self.same[1]
 
     def _row(self, i: int) -> int:
         """Which of a file's prompts: in order, and each repeat from another place of the file on.

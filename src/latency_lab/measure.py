@@ -13,13 +13,27 @@ import datetime
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from latency_lab import ROOT, client, engine, files, load, machine, metrics, models, records, schemas, vllm_args
+from latency_lab import (
+    ROOT,
+    client,
+    doors,
+    engine,
+    files,
+    load,
+    machine,
+    metrics,
+    models,
+    records,
+    schemas,
+    steps,
+    vllm_args,
+)
 from latency_lab.study import CellPlan, Setting, Study, load_study
 
 FINISHED = ("done", "refused")
@@ -179,51 +193,53 @@ class Job:
         if self.study.trace and living.tracer.note:
             print(f"scheduler steps are not recorded: {living.tracer.note}")
         vocabulary = models.Tokens(self.model)
-        await self._warm_up(living, vocabulary, pending)
-        bar = tqdm(pending, unit="cell", desc=self.setting.label)
-        for number, plan in enumerate(bar):
-            current = f"{plan.point.label}, repeat {plan.repeat}"
-            bar.set_postfix_str(current)
-            files.write_text(current, self.folder / CURRENT)
-            await self._cell(living, plan, vocabulary)
-            show(self.table())
-            if not await _answers(living):
-                self._give_up(
-                    pending[number + 1 :],
-                    "skipped",
-                    "the engine had died or hung in an earlier cell",
-                    living.facts,
-                )
+        async with doors.opened(living, self.model.name, [plan.point for plan in pending], self.log) as ways:
+            await self._warm_up(ways, vocabulary, pending)
+            bar = tqdm(pending, unit="cell", desc=self.setting.label)
+            for number, plan in enumerate(bar):
+                current = f"{plan.point.label}, repeat {plan.repeat}"
+                bar.set_postfix_str(current)
+                files.write_text(current, self.folder / CURRENT)
+                await self._cell(ways, plan, vocabulary)
                 show(self.table())
-                raise engine.EngineDied(f"in {plan.point.label}, repeat {plan.repeat}; see {self.log}")
+                if not await _answers(living):
+                    self._give_up(
+                        pending[number + 1 :],
+                        "skipped",
+                        "the engine had died or hung in an earlier cell",
+                        living.facts,
+                    )
+                    show(self.table())
+                    raise engine.EngineDied(f"in {plan.point.label}, repeat {plan.repeat}; see {self.log}")
 
-    async def _warm_up(self, living: engine.Engine, vocabulary: models.Tokens, pending: list[CellPlan]) -> None:
-        """Requests of a pending point, of a repeat that is never measured: no measured prompt is known after."""
-        plan = pending[0]
-        seed = plan.seed ^ 0x5EED
-        requests = [
-            request
-            for stream in load.streams(plan.point, -1, seed, vocabulary)
-            for request, _ in zip(stream.requests, range(self.study.warmup), strict=False)
-        ][: self.study.warmup]
-        for request in requests:
-            request_id = f"warm-up-{self.id}-{request.index}"
-            tokens = living.stream(request_id, request.prompt, min(request.output_tokens, 16), True, None)
-            with contextlib.suppress(Exception):  # what is wrong will show, and be recorded, in the cells
-                async for _ in tokens:
-                    pass
+    async def _warm_up(self, ways: doors.Doors, vocabulary: models.Tokens, pending: list[CellPlan]) -> None:
+        """Requests of a pending point, of a repeat that is never measured: no measured prompt is known after.
 
-    async def _cell(self, living: engine.Engine, plan: CellPlan, vocabulary: models.Tokens) -> None:
-        cell = self.cell_id(plan)
+        Through each door that the cells use, as each has first times of its own. What is wrong will show, and be
+        recorded, in the cells.
+        """
+        first = {tuple(traffic.door for traffic in plan.point.classes): plan for plan in reversed(pending)}
+        for plan in first.values():
+            requests = [
+                replace(request, output_tokens=min(request.output_tokens, 16), ignore_eos=True, priority=None)
+                for stream in load.streams(plan.point, -1, plan.seed ^ 0x5EED, vocabulary)
+                for request, _ in zip(stream.requests, range(self.study.warmup), strict=False)
+            ][: self.study.warmup]
+            one_by_one = load.Stream("warm-up", 1, None, 0.0, iter(requests))
+            await ways.drive(plan.point, [one_by_one], f"warm-up-{self.id}", self.study.keep_token_ids)
+
+    async def _cell(self, ways: doors.Doors, plan: CellPlan, vocabulary: models.Tokens) -> None:
+        cell, living = self.cell_id(plan), ways.engine
         streams = load.streams(plan.point, plan.repeat, plan.seed, vocabulary)
         living.reset_stats(keep_logprobs=plan.point.keep_logprobs)
         await living.tracer.begin()
         started_at = datetime.datetime.now(datetime.UTC)
         with machine.Monitor() as monitor:
-            run = await client.drive(living, streams, name=cell, timeout_s=plan.point.timeout_s)
-        stats = await living.request_stats(sum(timing.error is None for timing in run.timings))
+            run = await ways.drive(plan.point, streams, cell, self.study.keep_token_ids)
+        known = await living.request_stats(sum(timing.error is None for timing in run.timings))
+        stats = {f"{cell}-{steps.request_number(name, cell)}": columns for name, columns in known.items()}
         keys = self._keys(plan)
-        steps = await living.tracer.end(run.zero_s, keys)
+        recorded = await living.tracer.end(run.zero_s, keys)
         failed = [timing.error for timing in run.timings if timing.error]
         status, error = "done", None
         if living.dead:
@@ -243,7 +259,7 @@ class Job:
             **common,
             **self._facts(living.facts),
             **run.columns,
-            **steps.columns,
+            **recorded.columns,
             **monitor.columns(),
             "status": status,
             "error": error,
@@ -254,8 +270,8 @@ class Job:
             "traffic": plan.point.note,
             "kv_cache_usage_max": living.kv_cache_usage_max,
         }
-        requests = client.rows(run, self.study.keep_token_ids, stats, {**common, "via": "engine", "streaming": True})
-        records.write_cell(self.folder, row, requests, steps.table)
+        requests = client.rows(run, self.study.keep_token_ids, stats, common)
+        records.write_cell(self.folder, row, requests, recorded.table)
         self.rows.append({**row, "_requests": requests})
 
     def _give_up(self, plans: list[CellPlan], status: str, error: str, facts: engine.EngineFacts | None = None) -> None:
@@ -377,7 +393,7 @@ async def _answers(living: engine.Engine) -> bool:
         return False
 
     async def one_token() -> None:
-        async for _ in living.stream("still-there", (1000,), 1, True, None):
+        async for _ in living.stream("still-there", load.Request(0, "", None, (1000,), 1, True, None)):
             pass
 
     try:

@@ -78,8 +78,9 @@ REQUESTS = pa.schema(
         ),
         _field("priority", pa.int32(), "vLLM's priority: lower is served first"),
         _field("via", pa.string(), "engine (in-process) or openai (HTTP)", required=True),
+        _field("api", pa.string(), "which of the server's: chat or completions; null in-process"),
         _field("streaming", pa.bool_(), "false where the client got the whole answer at once", required=True),
-        _field("prompt_tokens", pa.int32(), "tokens in the prompt"),
+        _field("prompt_tokens", pa.int32(), "tokens in the prompt; as the server counts them, where it made them"),
         _field("target_output_tokens", pa.int32(), "max_tokens asked for"),
         _field("output_tokens", pa.int32(), "tokens received; 0 where none came"),
         _field("cached_tokens", pa.int32(), "prompt tokens served by the prefix cache"),
@@ -194,6 +195,11 @@ CELLS = pa.schema(
         _field("client_us_per_token", pa.float64(), "time in the client's own code for each output token"),
         _field("client_share", pa.float64(), "client's own time over the cell's duration"),
         _field("frontend_cpu_share", pa.float64(), "CPU time of the whole front-end process over the duration"),
+        _field(
+            "client_cpu_share",
+            pa.float64(),
+            "CPU time of the client's process over the duration; null where the client is in the front end's",
+        ),
         _field("loop_lag_p99_s", pa.float64(), "p99 lateness of a 10 ms timer in the client's event loop"),
         # the machine
         _field("vllm_version", pa.string(), "version of vLLM"),

@@ -78,7 +78,9 @@ def _split(
 def request_number(name: str, cell: str) -> int:
     """The number in its cell of a request by its id inside vLLM; -1 where it is none of the cell's.
 
-    vLLM adds '-' and eight hex digits to the id '<cell>-<number>' that it was given.
+    Of the id '<cell>-<number>' that it was given, vLLM's server makes 'chatcmpl-<id>' or 'cmpl-<id>-0', for the first
+    prompt of a completion. Inside, the engine adds '-' and eight hex digits.
     """
-    match = re.fullmatch(re.escape(cell) + r"-(\d+)(-[0-9a-f]{8})?", name)
-    return int(match[1]) if match else -1
+    own = re.escape(cell) + r"-(\d+)"
+    match = re.fullmatch(rf"(?:cmpl-{own}-0|(?:chatcmpl-)?{own})(?:-[0-9a-f]{{8}})?", name)
+    return int(match[1] or match[2]) if match else -1

@@ -15,6 +15,7 @@
       mix:  {classes: {chat: {...}, long: {load: {kind: constant, rate: 3, requests: 10, start_s: 1}, ...}}}
       real: {load: {kind: replay, file: azure.csv, time_scale: [1, 0.5], requests: 500}}   # lengths as in the trace
       talk: {load: {kind: poisson, rate: 2, requests: 60}, prompt: {file: sharegpt.json, chat: true}}
+      http: {via: [engine, openai], stream: [on, off], load: {...}, prompt: {text: Why?, chat: true}, ...}
     repeats: 3
     warmup: 4
     seed: 0

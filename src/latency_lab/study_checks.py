@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from latency_lab.claim_rules import Target
 from latency_lab.files import digest
 from latency_lab.study_file import Loc, Problem, StudyFile, allowed, show
-from latency_lab.study_grid import Point, Setting, conflicts
+from latency_lab.study_grid import Point, Setting, conflicts, doors
 from latency_lab.study_schema import Burst, Closed, Gamma, MixedWorkload, Replay, StudyFields, Traffic
 from latency_lab.vllm_args import EngineArguments, unchecked
 
@@ -92,6 +93,7 @@ def workload_problems(
                 problems.append(file.problem(("workloads", name, "settings", i), text))
         for where, traffic in classes_of(name, workload):
             problems += _too_long(file, where, traffic, [s for s in settings if mine[0].runs_on(s)])
+            problems += _no_template(file, where, traffic, [s for s in settings if mine[0].runs_on(s)])
             if isinstance(workload, MixedWorkload):
                 problems += _lists(file, where, traffic)
         for point in mine:
@@ -126,10 +128,12 @@ def claim_problems(
                 if name not in known:
                     text = f"{show(name)} is not in this study{allowed(known, name)}"
                     problems.append(file.problem((*where, key), text))
-            for name, label in itertools.product(rule.workload, itertools.chain(*rule.compare)):
+            sides = [("compare", label) for pair in rule.compare for label in pair]
+            sides += [("setting", label) for label in rule.setting] if isinstance(rule, Target) else []
+            for name, (key, label) in itertools.product(rule.workload, sides):
                 if name in runs and label in labels and label not in runs[name]:
                     text = f"{name!r} does not run on {label!r}{allowed(runs[name], label)}"
-                    problems.append(file.problem((*where, "compare"), text))
+                    problems.append(file.problem((*where, key), text))
     return problems
 
 
@@ -195,6 +199,23 @@ def _lists(file: StudyFile, where: Loc, traffic: Traffic) -> Iterator[Problem]:
         if len(values) > 1:
             text = f"{list(values)} in a class of a mix; allowed: one value, as a mix is one point"
             yield file.problem((*where, "load", key), text)
+    for key in ("via", "api", "stream"):
+        values = getattr(traffic, key) or ()
+        if len(values) > 1:
+            text = f"{list(values)} in a class of a mix; allowed: one value, as a mix is one point"
+            yield file.problem((*where, key), text)
+
+
+def _no_template(file: StudyFile, where: Loc, traffic: Traffic, settings: list[Setting]) -> Iterator[Problem]:
+    """Requests to the chat API of a model that comes without a tokenizer."""
+    chats = any(door.api == "chat" for _, door in doors(traffic))
+    bare = next((setting for setting in settings if setting.model.source == "config"), None)
+    if chats and bare is not None:
+        text = (
+            f"the chat API needs a tokenizer, and the model of setting {bare.label!r} is a config without one; "
+            "allowed: via: openai with a prompt of tokens, which completions take"
+        )
+        yield file.problem((*where, "via"), text)
 
 
 def _too_slow(file: StudyFile, point: Point) -> Iterator[Problem]:

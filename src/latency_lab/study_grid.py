@@ -78,6 +78,22 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Door:
+    """How requests reach the engine: in its process, or through its OpenAI-compatible server (`openai`).
+
+    api : which of the server's; None for the engine
+    stream : false where an answer is asked for as a whole
+    """
+
+    via: Literal["engine", "openai"] = "engine"
+    api: Literal["chat", "completions"] | None = None
+    stream: bool = True
+
+
+ENGINE = Door()
+
+
+@dataclass(frozen=True)
 class TrafficClass:
     """One class of a point's requests.
 
@@ -97,6 +113,7 @@ class TrafficClass:
     trace: Trace | None = None
     prompts: Prompts | None = None
     limit: int | None = None
+    door: Door = ENGINE
 
     def definition(self) -> dict[str, Any]:
         """All of it as plain values, for hashing: of a file what it holds, wherever it lies."""
@@ -114,6 +131,8 @@ class TrafficClass:
             known["trace"] = [self.trace.digest, self.trace.layout, self.trace.time_scale]
         if self.prompts is not None:
             known["prompts"] = [self.prompts.digest, self.prompts.layout]
+        if self.door != ENGINE:
+            known["door"] = asdict(self.door)
         return known
 
     def mean_tokens(self) -> tuple[float, float]:
@@ -171,6 +190,11 @@ class Point:
     @property
     def id(self) -> str:
         return digest({"label": self.label, "classes": [traffic.definition() for traffic in self.classes]})
+
+    @property
+    def via(self) -> str:
+        """Which door its requests take, all classes of a mix the same."""
+        return self.classes[0].door.via
 
     @property
     def concurrency(self) -> int | None:
@@ -335,7 +359,32 @@ def _traffic(name: str, traffic: Traffic, files: Files, limit: int | None) -> li
         shapes = [(suffix, load, None) for suffix, load in loads(spec)]
     rest = (prompt, traffic.output, traffic.ignore_eos, traffic.priority)
     limit = limit if needs_limit(traffic) else None
-    return [(suffix, TrafficClass(name, load, *rest, trace, prompts, limit)) for suffix, load, trace in shapes]
+    return [
+        (f"{suffix} {which}".strip(), TrafficClass(name, load, *rest, trace, prompts, limit, door))
+        for suffix, load, trace in shapes
+        for which, door in doors(traffic)
+    ]
+
+
+def doors(traffic: Traffic) -> list[tuple[str, Door]]:
+    """The doors that a class's `via`, `api` and `stream` stand for, each with what they add to the point's label.
+
+    A label names what varies, as that of a setting does: `via=openai stream=off`.
+    """
+    chat = traffic.prompt is not None and traffic.prompt.chat
+    apis = traffic.api or (("chat",) if chat else ("completions",))
+    streams = traffic.stream or (True,)
+    found: list[tuple[dict[str, Any], Door]] = []
+    for via in traffic.via:
+        named: dict[str, Any] = {"via": via} if len(traffic.via) > 1 else {}
+        if via == "engine":
+            found.append((named, ENGINE))
+            continue
+        for api, stream in itertools.product(apis, streams):
+            varied: dict[str, Any] = {"api": api} if len(apis) > 1 else {}
+            varied |= {"stream": stream} if len(streams) > 1 else {}
+            found.append((named | varied, Door(via, api, stream)))
+    return [(" ".join(f"{key}={_word(value)}" for key, value in named.items()), door) for named, door in found]
 
 
 def _limit(workload: PlainWorkload | MixedWorkload, settings: Sequence[Setting]) -> int | None:

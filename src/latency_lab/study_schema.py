@@ -254,6 +254,10 @@ class Traffic(Strict):
     """One class of requests. `ignore_eos`: run to the output's length, which is the default.
 
     Where they are left out, a trace gives the prompt's length, and the prompt's file or a trace the output's.
+
+    via : through which door requests come: the engine's in this process, or that of its OpenAI-compatible server
+    api : which of the server's; the chat API makes tokens of the text itself, completions are asked with token ids
+    stream : false: the server gives each answer as a whole
     """
 
     load: Annotated[LoadSpec, PlainValidator(_one_of("kind", LOADS))]
@@ -261,6 +265,20 @@ class Traffic(Strict):
     output: Lengths | None = None
     ignore_eos: Flag = True
     priority: Priority | None = None
+    via: Annotated[tuple[Literal["engine", "openai"], ...], BeforeValidator(listed)] = ("engine",)
+    api: Annotated[tuple[Literal["chat", "completions"], ...], BeforeValidator(listed)] | None = None
+    stream: Annotated[tuple[Flag, ...], BeforeValidator(listed)] | None = None
+
+    @model_validator(mode="after")
+    def _fits_door(self) -> Traffic:
+        for key in ("api", "stream"):
+            if getattr(self, key) is not None and "openai" not in self.via:
+                raise wrong_at(key, f"{key} is for the OpenAI-compatible server; allowed: via: openai beside it")
+        if "chat" in (self.api or ()) and not (self.prompt and self.prompt.chat):
+            raise wrong_at(
+                "api", "chat is for texts in a chat template; allowed: chat: true in the prompt, completions"
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_lengths(self) -> Traffic:
@@ -285,6 +303,11 @@ class PlainWorkload(Traffic):
     timeout_s: Positive | None = None
     keep_logprobs: Flag = False
 
+    @model_validator(mode="after")
+    def _keeps(self) -> PlainWorkload:
+        _logprobs_are_the_engines(self.keep_logprobs, self)
+        return self
+
 
 class MixedWorkload(Strict):
     """Several classes of requests at the same time."""
@@ -295,6 +318,19 @@ class MixedWorkload(Strict):
     repeats: Count | None = None
     timeout_s: Positive | None = None
     keep_logprobs: Flag = False
+
+    @model_validator(mode="after")
+    def _one_door(self) -> MixedWorkload:
+        for name, traffic in self.classes.items():
+            if traffic.via != next(iter(self.classes.values())).via:
+                raise wrong(f"class {name} has a `via` of its own; allowed: the same for all classes of a mix")
+            _logprobs_are_the_engines(self.keep_logprobs, traffic)
+        return self
+
+
+def _logprobs_are_the_engines(kept: bool, traffic: Traffic) -> None:
+    if kept and "openai" in traffic.via:
+        raise wrong_at("keep_logprobs", "true is for what comes from the engine; allowed: via: engine, or false")
 
 
 def _workload(value: Any) -> PlainWorkload | MixedWorkload:
