@@ -443,7 +443,7 @@ def test_a_figure_has_each_condition_with_its_interval_and_what_random_weights_a
     assert list(drawn.data["value"]) == pytest.approx([0.5, 2.0]) and set(drawn.data["threshold"]) == {0.8}
     texts = " ".join(text.get_text() for text in drawn.figure.texts).replace("\n", " ")
     assert texts.startswith("queue: of 2 conditions, 1 supported, 1 refuted")
-    assert "Random weights time the same kernels as real ones and speak no sense." in texts
+    assert "Random weights: they time the same kernels as real ones and speak no sense." in texts
     nothing = claim_figures.effects(claims.judge_all([])[:1])
     assert nothing.figure is None and nothing.reason
 

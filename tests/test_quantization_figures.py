@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from synthetic import cell, cells, frame, request
 
-from latency_lab import energy, labels, metrics, quantization_figures, style, summary
+from latency_lab import energy, labels, metrics, quantization_figures, style, summary, tables
 
 WAYS = {
     "bf16": (None, 0.010),
@@ -35,9 +35,13 @@ def made(concurrency=(1, 8, 64), energy_j=400.0, repeats=2):
 @pytest.fixture(scope="module")
 def drawn():
     requests, table = made()
-    return quantization_figures.quantization(
-        summary.of_requests(requests, draws=50), metrics.throughput(requests), table, style.context(table)
-    )
+    return figure_of(requests, table)
+
+
+def figure_of(requests, table):
+    rates = metrics.throughput(requests)
+    points = energy.beside(summary.of_requests(requests, draws=50), table, rates)
+    return quantization_figures.quantization(points, rates, table, style.context(table))
 
 
 def test_joules_over_tokens_with_an_interval_over_repeats():
@@ -75,9 +79,14 @@ def test_lines_are_named_beside_their_ends_and_names_do_not_overlap(drawn):
 
 def test_without_energy_or_a_second_way_to_quantize():
     requests, table = made(concurrency=(1, 8), energy_j=None)
-    points, rates = summary.of_requests(requests, draws=50), metrics.throughput(requests)
-    figure = quantization_figures.quantization(points, rates, table, style.context(table))
+    figure = figure_of(requests, table)
     assert len([ax for ax in figure.figure.axes if ax.get_visible()]) == 3 and "energy_j" not in figure.data
-    alike = table.assign(quantization=None)
-    nothing = quantization_figures.quantization(points, rates, alike, style.context(table))
+    nothing = figure_of(requests, table.assign(quantization=None))
     assert nothing.figure is None and "differ in quantization alone" in nothing.reason
+
+
+@pytest.mark.parametrize("energy_j", [400.0, None])
+def test_the_table_of_all_numbers_has_the_energy_where_it_is_known(energy_j):
+    requests, table = made(concurrency=(1,), energy_j=energy_j)
+    points = energy.beside(summary.of_requests(requests, draws=50), table, metrics.throughput(requests))
+    assert ("J/output token" in tables.summary(points)) == (energy_j is not None)

@@ -48,7 +48,7 @@ def small_print(verdicts: Sequence[Verdict]) -> str:
     models = dict.fromkeys(f"{v.model}, {v.weights} weights" for v in verdicts if v.weights)
     note += "; ".join(models) + "." * bool(models)
     if any("random" in verdict.weights for verdict in verdicts):
-        note += " Random weights time the same kernels as real ones and speak no sense."
+        note += f" Random weights: {style.RANDOM}."
     if any(verdict.computed for verdict in verdicts):
         note += " Shares of a bound are computed from sizes and bandwidth, not measured."
     return note.strip()

@@ -34,3 +34,8 @@ def per_token(
             row |= {"energy_j_low": float(low[0]), "energy_j_high": float(high[0])}
         rows.append(row)
     return pd.DataFrame(rows, columns=["setting", "workload", "energy_j", "energy_j_low", "energy_j_high", "repeats"])
+
+
+def beside(points: pd.DataFrame, cells: pd.DataFrame, rates: pd.DataFrame) -> pd.DataFrame:
+    """A summary's points with `per_token` beside their other columns; null where a point has none."""
+    return points.merge(per_token(cells, rates).drop(columns="repeats"), on=["setting", "workload"], how="left")

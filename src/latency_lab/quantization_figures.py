@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from latency_lab import energy, metrics, panels, schemas, style
+from latency_lab import metrics, panels, schemas, style
 from latency_lab.style import Context, Drawn
 
 QUANTIZED = ("dtype", "quantization", "kv_cache_dtype")
@@ -25,7 +25,7 @@ _NO_DATA = pd.DataFrame()
 def quantization(points: pd.DataFrame, rates: pd.DataFrame, cells: pd.DataFrame, context: Context) -> Drawn:
     """TPOT, TTFT, throughput and energy per token over concurrency; one line for each way to quantize.
 
-    points : summary of the study, a row a setting and workload point
+    points : summary of the study with the energy beside it (see energy.beside)
     rates : a row a cell that has requests, as metrics.throughput has them
     """
     settings = compared(cells)
@@ -34,8 +34,7 @@ def quantization(points: pd.DataFrame, rates: pd.DataFrame, cells: pd.DataFrame,
     points = _closed(points[points["setting"].isin(settings)], rates)
     if points.empty:
         return Drawn(None, _NO_DATA, reason="no workload of one shape was measured at two concurrencies or more.")
-    joules = energy.per_token(cells, rates).drop(columns="repeats")
-    data = points.merge(joules, on=["setting", "workload"], how="left").sort_values(["setting", "concurrency"])
+    data = points.sort_values(["setting", "concurrency"])
     shown = [panel for panel in PANELS if data[panel[1]].notna().any()]
     with style.theme():
         made, axes = style.figure(5.4 if len(shown) > 2 else 2.8, (len(shown) + 1) // 2, 2, sharex=True)

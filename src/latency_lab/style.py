@@ -22,6 +22,7 @@ from latency_lab import files, metrics
 
 WIDTH_IN = 7.2
 FONT_PT = 9
+RANDOM = "they time the same kernels as real ones and speak no sense"
 DPI = 200  # laid out as it is saved: letters measure differently at other resolutions
 
 # seaborn's colour-blind-safe palette without the pale pink and yellow, which vanish on white, and without the
@@ -92,8 +93,9 @@ def context(cells: pd.DataFrame) -> Context:
         label: Look(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], _DASHES[i % len(_DASHES)])
         for i, label in enumerate(labels)
     }
+    weights = _joined(cells["weights"])
     parts = [
-        f"{_joined(cells['model'])}, {_joined(cells['weights'])} weights",
+        f"{_joined(cells['model'])}, {weights} weights" + f" ({RANDOM})" * ("random" in weights),
         _joined(cells["device"]),
         f"vLLM {_joined(cells['vllm_version'])}",
     ]

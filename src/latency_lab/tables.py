@@ -136,26 +136,29 @@ SHOWN = (
     ("E2E p95 (s)", "e2e_p95_s", 1.0, 95),
     ("E2E p99 (s)", "e2e_p99_s", 1.0, 99),
     ("output tokens/s", "output_tokens_per_s", 1.0, 0),
+    ("J/output token", "energy_j", 1.0, 0),
 )
-"""Columns of the summary: heading, column, factor to its unit, and the percentile that needs enough requests.
+"""Columns of the summary: heading, column, factor to its unit, and the percentile that needs enough requests. A column
+that no point has is left out.
 """
 
 
 def summary(points: pd.DataFrame) -> Html:
     """The summary with its intervals; a percentile that too few requests support is left out and marked."""
+    shown = [one for one in SHOWN if one[1] in points and (points[one[1]].notna().any() or one[1] != "energy_j")]
     rows: list[list[Cell]] = []
     for point in points.to_dict("records"):
         mixed = point["load"] == "mix"
         name = f"{point['workload']}: {point['class_name']}" if mixed else str(point["workload"])
         row: list[Cell] = [(str(point["setting"]), None), (name, None)]
         row += [(f"{point['n']:,}", float(point["n"])), (f"{point['failed']:,}", float(point["failed"]))]
-        for _, column, factor, percentile in SHOWN:
+        for _, column, factor, percentile in shown:
             if percentile and point["n"] < metrics.NEEDED[percentile]:
                 row.append(("too few", np.nan))
                 continue
             row.append(_interval(*(point[f"{column}{end}"] * factor for end in ("", "_low", "_high"))))
         rows.append(row)
-    return Html(table(["setting", "workload", "requests", "failed", *(shown[0] for shown in SHOWN)], rows))
+    return Html(table(["setting", "workload", "requests", "failed", *(one[0] for one in shown)], rows))
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
