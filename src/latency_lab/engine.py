@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from latency_lab import machine, models, processes
+from latency_lab import machine, processes, quantization
 from latency_lab import trace as tracing
 from latency_lab.client import Piece
 from latency_lab.files import digest
@@ -292,9 +292,7 @@ async def _facts(
         weight_bytes=weight_bytes,
         memory_used_before_bytes=memory_before,
         cpu_load_before=load_before,
-        unapplied=models.unapplied_quantization(
-            method, weight_bytes, model.hf_text_config.to_dict(), model.dtype.itemsize
-        ),
+        unapplied=quantization.unapplied(method, weight_bytes, model.hf_text_config.to_dict(), model.dtype.itemsize),
     )
 
 

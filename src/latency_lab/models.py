@@ -16,7 +16,6 @@ import io
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,60 +102,6 @@ def published_config(name: str) -> Path:
             return folder
     raise ModelError(
         f"model config {name!r}: no such folder with a config.json; shipped: {', '.join(shipped_configs())}"
-    )
-
-
-@dataclass(frozen=True)
-class Parameters:
-    """How many numbers a dense transformer holds: in its embeddings (with the output layer), and in linear layers."""
-
-    embedding: int
-    linear: int
-
-    @property
-    def total(self) -> int:
-        return self.embedding + self.linear
-
-
-def parameters(config: Mapping[str, Any]) -> Parameters | None:
-    """Parameters of a config.json, norms left out (a ten-thousandth); None unless it is a dense Llama or Qwen design.
-
-    Checked against Qwen3-4B's model card: 4.0 billion, 3.6 of them not in embeddings.
-    """
-    if any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
-        return None
-    try:
-        hidden, layers, mlp = (config[name] for name in ("hidden_size", "num_hidden_layers", "intermediate_size"))
-        heads, vocabulary = config["num_attention_heads"], config["vocab_size"]
-        kv_heads = config.get("num_key_value_heads") or heads
-        head = config.get("head_dim") or hidden // heads
-        attention = hidden * head * (2 * heads + 2 * kv_heads)  # of queries and the output, of keys and values
-        tables = 1 if config.get("tie_word_embeddings") else 2
-        return Parameters(tables * vocabulary * hidden, layers * (attention + 3 * hidden * mlp))
-    except (KeyError, TypeError):
-        return None
-
-
-UNAPPLIED_SHARE = 0.8
-"""Linear weights of 8 bits take half the bytes of 16 bits, and their scales a few hundredths: 0.8 lies well between."""
-
-
-def unapplied_quantization(
-    method: str | None, weight_bytes: int | None, config: Mapping[str, Any], bytes_each: int
-) -> str | None:
-    """A sentence where the weights loaded are too many bytes for quantized ones; None where all is well, or unknown.
-
-    `method` is what was asked for (None: nothing), `bytes_each` the size of an unquantized weight. Embeddings are not
-    quantized.
-    """
-    counts = parameters(config)
-    if method is None or weight_bytes is None or counts is None:
-        return None
-    if weight_bytes <= (counts.embedding + UNAPPLIED_SHARE * counts.linear) * bytes_each:
-        return None
-    return (
-        f"quantization not applied: {method} was asked for, and {weight_bytes / 1e9:.2f} GB of weights were loaded, "
-        f"where unquantized ones take {counts.total * bytes_each / 1e9:.2f} GB"
     )
 
 
