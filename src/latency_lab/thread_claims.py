@@ -169,9 +169,10 @@ CLAIMS = (
         "one stream against the bound that the GPU's memory bandwidth sets",
         "output tokens/s of one stream",
         "one stream on a GPU whose memory bandwidth is known",
-        "For each token of a lone request all weights are read once, so bandwidth over bytes bounds its rate, and no "
-        "setting gets past it. vLLM's log line is an average since the line before, which a request that began or "
-        "ended in between pulls down. An engine that is stuck reports no tokens at all while requests run.",
+        "For each token of a lone request all weights are read once, so bandwidth over bytes bounds its rate; only "
+        "smaller weights or speculative decoding get past that. vLLM's log line is an average since the line before, "
+        "which a request that began or ended in between pulls down. An engine that is stuck reports no tokens at all "
+        "while requests run.",
     ),
     Claim(
         "expected",
