@@ -88,7 +88,7 @@ def over_concurrency(ax: Any, data: pd.DataFrame, column: str, factor: float, co
             elinewidth=0.9,
         )
         ax.annotate(
-            str(setting),
+            str(setting).replace(" ", "\n"),  # a long name would take the room of its panel
             (x.iloc[-1], y.iloc[-1]),
             xytext=(12, 0),
             textcoords="offset points",
