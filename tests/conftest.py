@@ -1,5 +1,6 @@
 """What the engine tests share: one model, one swept study."""
 
+import asyncio
 import ctypes
 import subprocess
 import sys
@@ -33,6 +34,15 @@ workloads:
     timeout_s: 0.5
     repeats: 1
   trace: {load: {kind: replay, file: mooncake.jsonl}, repeats: 1}
+  doors:
+    settings: [small]
+    via: [engine, openai]
+    api: [chat, completions]
+    stream: [on, off]
+    load: {kind: closed, concurrency: 2, requests_each: 1}
+    prompt: {text: "What is two plus two?", chat: true, distinct: false}
+    output: {tokens: 12}
+    repeats: 1
 repeats: 2
 warmup: 2
 keep_token_ids: true
@@ -78,3 +88,29 @@ def swept(data_root, tmp_path_factory):
     command = [sys.executable, "-m", "latency_lab", "sweep", str(path), "--runs", str(data_root / "runs")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     return path, data_root / "runs", done
+
+
+@pytest.fixture(scope="session")
+def measured(tmp_path_factory):
+    """All scenarios on a traced engine whose KV cache is small."""
+    import scenarios
+
+    return asyncio.run(scenarios.run(scenarios.KV_TOKENS // 32 + 1, True, tmp_path_factory.mktemp("traced")))[0]
+
+
+@pytest.fixture(scope="session")
+def plain_engine(tmp_path_factory):
+    """The same on vLLM as it is, with room for everything, and what its OpenAI-compatible server answered."""
+    import scenarios
+
+    return asyncio.run(scenarios.run(None, False, tmp_path_factory.mktemp("untraced")))
+
+
+@pytest.fixture(scope="session")
+def untraced(plain_engine):
+    return plain_engine[0]
+
+
+@pytest.fixture(scope="session")
+def answers(plain_engine):
+    return plain_engine[1]

@@ -276,3 +276,35 @@ def test_a_client_process_that_dies_is_an_error_in_one_line(tmp_path):
 
     with pytest.raises(RuntimeError, match="client's process ended"):
         asyncio.run(run())
+
+
+# --- vLLM's own server, on an engine ------------------------------------------------------------------------
+
+
+@pytest.mark.engine
+def test_vllms_server_gives_the_engines_tokens(answers):
+    expected = answers["engine"].token_ids
+    assert len(expected) == 6
+    for name in ("token ids", "as a whole"):
+        assert answers[name].error is None
+        assert (answers[name].token_ids, answers[name].prompt_tokens) == (expected, 24)
+    assert sum(answers["token ids"].chunk_tokens) == 6 and answers["as a whole"].chunk_tokens == [6]
+
+
+@pytest.mark.engine
+def test_vllms_server_refuses_who_has_not_the_key_of_the_run(answers):
+    assert answers["no key"] == 401
+    assert "401" in answers["another key"].error and not answers["another key"].token_ids
+
+
+@pytest.mark.engine
+def test_what_vllms_server_refuses_is_a_row_with_its_reason(answers):
+    assert "maximum context length is 1024 tokens" in answers["too long"].error
+
+
+@pytest.mark.engine
+def test_nothing_is_left_of_vllms_server_and_the_engine_lives_on(answers):
+    assert "open port" not in answers
+    assert answers["engine"].error is None
+    left = [process for process in psutil.Process().children(recursive=True) if "VLLM" in process.name()]
+    assert left == []

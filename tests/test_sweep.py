@@ -1,6 +1,7 @@
 """The sweep on a real vLLM: what it measures, what it keeps, and what survives a killed engine or kernel."""
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -55,7 +56,7 @@ def test_every_cell_has_its_row_and_the_exit_code_tells_of_the_bad_one(swept):
     _, runs, done = swept
     cells = records.load(runs / "swept").cells
     outcome = cells.groupby(["setting", "status"]).size().to_dict()
-    expected = {("small", "done"): 7, ("small", "timeout"): 1, ("large", "done"): 7, ("refused", "refused"): 7}
+    expected = {("small", "done"): 12, ("small", "timeout"): 1, ("large", "done"): 7, ("refused", "refused"): 7}
     assert outcome == expected, done.stdout + done.stderr
     assert done.returncode == 1
     assert "1 timeout" in done.stdout and "7 refused" in done.stdout
@@ -82,11 +83,33 @@ def test_requests_are_whole(swept):
     assert (chat["prompt_tokens"] == 24).all() and (chat["output_tokens"] == 16).all()
     for row in requests.itertuples():
         assert sum(row.token_counts) == row.output_tokens == len(row.token_ids)
-        assert row.scheduled_s <= row.sent_s < row.first_token_s <= row.last_token_s <= row.finished_s
+        first_token_s = row.first_token_s if row.streaming else row.last_token_s
+        assert row.scheduled_s <= row.sent_s < first_token_s <= row.last_token_s <= row.finished_s
         assert row.queue_s >= 0 and row.prefill_s > 0 and row.decode_s >= 0
         # The engine's own span from queueing to the last token lies inside the client's from sending to receiving it.
         assert row.queue_s + row.prefill_s + row.decode_s <= row.last_token_s - row.sent_s + 0.005
     assert requests["cached_tokens"].fillna(0).eq(0).all()
+
+
+def test_through_the_front_door_come_the_same_tokens(swept):
+    """By chat and completions, streamed and whole: as the engine gives them, with its own times and steps."""
+    _, runs, _ = swept
+    loaded = records.load(runs / "swept")
+    requests = loaded.requests[loaded.requests["workload"].str.startswith("doors")]
+    doors = requests.groupby("workload")[["via", "api", "streaming"]].first()
+    assert {tuple(row) for row in doors.fillna("").itertuples(index=False)} == {
+        ("engine", "", True),
+        *itertools.product(["openai"], ["chat", "completions"], [True, False]),
+    }
+    assert len(requests) == 10 and requests["prompt_tokens"].nunique() == 1
+    assert {tuple(ids) for ids in requests["token_ids"]} == {tuple(requests["token_ids"].iloc[0])}
+    assert requests["first_token_s"].isna().tolist() == (~requests["streaming"]).tolist()
+    assert {len(counts) for counts in requests.loc[requests["via"] == "openai", "token_counts"]} == {12, 1}
+    cells = loaded.cells.set_index("workload").loc[doors.index]
+    assert (cells["client_cpu_share"].isna() == doors["via"].eq("engine")).all()
+    held = loaded.steps[loaded.steps["cell"].isin(cells["cell"])]
+    assert set(held["cell"]) == set(cells["cell"])
+    assert {number for numbers in held["requests"] for number in numbers} == {0, 1}
 
 
 def test_prompts_differ_between_requests_and_repeats_but_not_between_settings(swept):

@@ -4,18 +4,14 @@ import asyncio
 from collections import deque
 from types import SimpleNamespace
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import MODELS
+from scenarios import BUDGET, KEYS, SEQS
 
-from latency_lab import client, engine, models, records, schemas, trace
-from latency_lab.load import Request, Stream
+from latency_lab import engine, models, records, schemas, trace
 from latency_lab.steps import request_number, table
-from latency_lab.study_schema import SmolLM2
 
-KEYS = {"study": "s", "cell": "c1", "setting": "x", "setting_id": "x", "workload": "w", "workload_id": "w", "repeat": 0}
 CELL = {**KEYS, "status": "done", "load": "closed"}
 
 
@@ -213,9 +209,9 @@ def test_steps_survive_writing_packing_and_loading(tmp_path):
     records.pack(tmp_path / "s", tmp_path / "packed")
     assert pq.ParquetFile(tmp_path / "packed" / "steps.parquet").num_row_groups == 1
     for place in (tmp_path / "s", tmp_path / "packed"):
-        assert records.load_steps(place).equals(written)
         loaded = records.load(place).steps
         assert [list(values) for values in loaded["prefill"]] == [[4], [0]]
+        assert pa.Table.from_pandas(loaded, schemas.STEPS, preserve_index=False).equals(written)
 
 
 def test_a_harmed_steps_file_is_not_believed_and_a_stale_one_is_removed(tmp_path):
@@ -372,60 +368,6 @@ def test_naming_a_scheduler_changes_nothing_else_that_vllm_resolves():
 
 
 # --- a real engine ------------------------------------------------------------------------------------------
-
-BUDGET, SEQS, KV_TOKENS = 128, 4, 1024
-ARGS = {
-    "dtype": "float32",
-    "enforce_eager": True,
-    "max_model_len": 1024,
-    "enable_prefix_caching": False,
-    "max_num_batched_tokens": BUDGET,
-    "max_num_seqs": SEQS,
-    "block_size": 32,
-}
-
-
-def prompt(seed, tokens):
-    return tuple(np.random.default_rng(seed).integers(100, 40_000, tokens).tolist())
-
-
-def request(number, prompt_tokens, output_tokens, due_s=0.0):
-    return Request(number, "any", None, prompt(number, prompt_tokens), output_tokens, True, due_s)
-
-
-SCENARIOS = {
-    "lone": [request(0, 512, 8)],
-    "beside": [request(0, 16, 120), request(1, 16, 120), request(2, 512, 8, due_s=1.0)],
-    "burst": [request(number, 24 + number, 6) for number in range(12)],
-    # Four answers that grow to 4 * 360 tokens, in a KV cache of 1,024.
-    "crowded": [request(number, 60, 300) for number in range(4)],
-}
-
-
-async def run_scenarios(kv_blocks, traced, folder):
-    """{scenario: (client's run, recorded steps)} of one engine start."""
-    model = models.prepare(SmolLM2(), MODELS)
-    args = {**ARGS, **({"num_gpu_blocks_override": kv_blocks} if kv_blocks else {})}
-    found = {}
-    async with engine.running(args, model, log=folder / "engine.log", ledger=folder, trace=traced) as living:
-        for name, requests in SCENARIOS.items():
-            await living.tracer.begin()
-            stream = Stream("any", None, None, 0.0, iter(requests))
-            run = await client.drive(living, [stream], name=name, timeout_s=120)
-            found[name] = run, await living.tracer.end(run.zero_s, {**KEYS, "cell": name})
-    return found
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    """All scenarios on a traced engine whose KV cache is small."""
-    return asyncio.run(run_scenarios(KV_TOKENS // 32 + 1, True, tmp_path_factory.mktemp("traced")))
-
-
-@pytest.fixture(scope="module")
-def untraced(tmp_path_factory):
-    """The same on vLLM as it is, with room for everything."""
-    return asyncio.run(run_scenarios(None, False, tmp_path_factory.mktemp("untraced")))
 
 
 def prefill_chunks(steps, number):
