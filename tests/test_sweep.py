@@ -69,6 +69,7 @@ def test_no_engine_is_left_and_the_notebook_is_kept_with_its_data(swept):
         notebook = nbformat.read(job.folder / "measure.ipynb", as_version=4)
         given = next(cell for cell in notebook.cells if "injected-parameters" in cell.metadata.get("tags", ()))
         assert job.setting.label in given.source
+        assert "MainProcess" not in str(notebook.cells), "what vLLM logs is in the engine's log"
         assert json.loads((job.folder / "parameters.json").read_text()) == job.parameters()
 
 

@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +209,7 @@ async def running(
         began = time.perf_counter()
         import vllm.logger  # noqa: F401 - sets up its logging, which the next line then redirects
 
-        with _logging_to(log):
+        with _logging_to(log) as redirect:
             for name in ended:
                 logging.getLogger("vllm").warning("ended before this engine started: %s", name)
             llm = None
@@ -217,6 +217,7 @@ async def running(
                 try:
                     with _output_to(log):
                         llm, stats = _start(args, model, seed, tracer)
+                        redirect()
                 except Exception as error:
                     raise EngineError(_reason(error, log)) from error
                 start_s = time.perf_counter() - began
@@ -429,15 +430,22 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _logging_to(log: Path) -> Iterator[None]:
-    """Send what vLLM logs in this process to a file while the engine lives, keeping the notebook readable."""
+def _logging_to(log: Path) -> Iterator[Callable[[], None]]:
+    """Send what vLLM logs in this process to a file while the engine lives, keeping the notebook readable.
+
+    Gives a function that does so again: since 0.32 (at the latest) vLLM sets up its logging once more with an engine.
+    """
     logger = logging.getLogger("vllm")
     saved = logger.handlers
     handler = logging.FileHandler(log)
     handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s"))
-    logger.handlers = [handler]
+
+    def redirect() -> None:
+        logger.handlers = [handler]
+
+    redirect()
     try:
-        yield
+        yield redirect
     finally:
         logger.handlers = saved
         handler.close()
@@ -445,9 +453,9 @@ def _logging_to(log: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _output_to(log: Path) -> Iterator[None]:
-    """Send to a file, appending, what this process writes to its descriptors 1 and 2.
+    """Send to a file, appending, what this process prints, and writes to its descriptors 1 and 2.
 
-    Processes started inside inherit them and keep writing there afterwards; in a notebook, `print` goes another way.
+    Processes started inside inherit the descriptors and keep writing there afterwards.
     """
     saved = os.dup(1), os.dup(2)
     sys.stdout.flush()
@@ -455,9 +463,11 @@ def _output_to(log: Path) -> Iterator[None]:
     with log.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        for target, source in zip((1, 2), saved, strict=True):
-            os.dup2(source, target)
-            os.close(source)
+        try:
+            # in a notebook, these two are no longer the descriptors'
+            with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+                yield
+        finally:
+            for target, source in zip((1, 2), saved, strict=True):
+                os.dup2(source, target)
+                os.close(source)
