@@ -37,6 +37,7 @@ workloads:
   doors:
     settings: [small]
     via: [engine, openai]
+    detokenize: [on, off]
     api: [chat, completions]
     stream: [on, off]
     load: {kind: closed, concurrency: 2, requests_each: 1}

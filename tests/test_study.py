@@ -183,6 +183,7 @@ def test_doors_multiply_as_loads_do_and_labels_name_what_varies(study: Any) -> N
         ("w c=1 via=openai stream=on", "openai", "chat", True),
         ("w c=1 via=openai stream=off", "openai", "chat", False),
     ]
+    assert [row[0] for row in doors(", detokenize: [off, on]")][:2] == ["w c=1 detokenize=off", "w c=1 detokenize=on"]
     assert [row[0] for row in doors(", via: openai, api: [chat, completions]")][:2] == [
         "w c=1 api=chat",
         "w c=1 api=completions",
@@ -197,8 +198,8 @@ def test_a_points_id_follows_its_requests_and_not_its_targets(study: Any) -> Non
     assert point_id("") == point_id(", slo: {e2e_p95_s: 1}, timeout_s: 9, repeats: 7")
     assert point_id("") == point_id(", via: engine") == "ea964fa96264", "known from before there were doors"
     others = [point_id("", output=5), *(point_id(more) for more in (", ignore_eos: false", ", priority: 1"))]
-    others += [point_id(", via: openai"), point_id(", via: openai, stream: off")]
-    assert len({point_id(""), *others}) == 6
+    others += [point_id(", via: openai"), point_id(", via: openai, stream: off"), point_id(", detokenize: off")]
+    assert len({point_id(""), *others}) == 7
 
 
 def test_repeats_are_rounds_shuffled_by_the_seed(study: Any) -> None:
@@ -486,6 +487,7 @@ MISTAKES = {
     "no door": (workload(more="via: []"), "8: workloads.w.via: the list is empty"),
     "api of the engine": (workload(more="api: chat"), "8: workloads.w.api: api is for the OpenAI-compatible server; allowed: via: openai"),
     "stream of the engine": (workload(more="stream: off"), "8: workloads.w.stream: stream is for the OpenAI-compatible server"),
+    "text of the server": (workload(more="via: openai\n    detokenize: off"), "9: workloads.w.detokenize: detokenize is for the engine; allowed: via: engine"),
     "unknown api": (workload(more="via: openai\n    api: talk"), "9: workloads.w.api: 'talk' is not known; allowed: chat, completions"),
     "chat of tokens": (workload(more="via: openai\n    api: [completions, chat]"), "9: workloads.w.api: chat is for texts in a chat template"),
     "chat without a tokenizer": (

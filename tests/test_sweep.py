@@ -56,7 +56,7 @@ def test_every_cell_has_its_row_and_the_exit_code_tells_of_the_bad_one(swept):
     _, runs, done = swept
     cells = records.load(runs / "swept").cells
     outcome = cells.groupby(["setting", "status"]).size().to_dict()
-    expected = {("small", "done"): 12, ("small", "timeout"): 1, ("large", "done"): 7, ("refused", "refused"): 7}
+    expected = {("small", "done"): 13, ("small", "timeout"): 1, ("large", "done"): 7, ("refused", "refused"): 7}
     assert outcome == expected, done.stdout + done.stderr
     assert done.returncode == 1
     assert "1 timeout" in done.stdout and "7 refused" in done.stdout
@@ -93,16 +93,17 @@ def test_requests_are_whole(swept):
 
 
 def test_through_the_front_door_come_the_same_tokens(swept):
-    """By chat and completions, streamed and whole: as the engine gives them, with its own times and steps."""
+    """By chat and completions, streamed and whole: as the engine gives them, with text or without, and with its steps."""
     _, runs, _ = swept
     loaded = records.load(runs / "swept")
     requests = loaded.requests[loaded.requests["workload"].str.startswith("doors")]
-    doors = requests.groupby("workload")[["via", "api", "streaming"]].first()
+    doors = requests.groupby("workload")[["via", "api", "streaming", "detokenize"]].first()
     assert {tuple(row) for row in doors.fillna("").itertuples(index=False)} == {
-        ("engine", "", True),
-        *itertools.product(["openai"], ["chat", "completions"], [True, False]),
+        ("engine", "", True, False),
+        ("engine", "", True, True),
+        *itertools.product(["openai"], ["chat", "completions"], [True, False], [True]),
     }
-    assert len(requests) == 10 and requests["prompt_tokens"].nunique() == 1
+    assert len(requests) == 12 and requests["prompt_tokens"].nunique() == 1
     assert {tuple(ids) for ids in requests["token_ids"]} == {tuple(requests["token_ids"].iloc[0])}
     assert requests["first_token_s"].isna().tolist() == (~requests["streaming"]).tolist()
     assert {len(counts) for counts in requests.loc[requests["via"] == "openai", "token_counts"]} == {12, 1}

@@ -237,6 +237,7 @@ def rows(
             "via": timing.request.door.via,
             "api": timing.request.door.api,
             "streaming": timing.request.door.stream,
+            "detokenize": timing.request.door.detokenize,
             "request": timing.request.index,
             "request_id": timing.request_id,
             "class_name": timing.request.class_name,

@@ -137,6 +137,7 @@ class Engine:
             max_tokens=request.output_tokens,
             ignore_eos=request.ignore_eos,
             output_kind=self._delta,
+            detokenize=request.door.detokenize,
             logprobs=None if gaps is None else 2,
         )
         try:

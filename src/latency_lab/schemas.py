@@ -80,6 +80,9 @@ REQUESTS = pa.schema(
         _field("via", pa.string(), "engine (in-process) or openai (HTTP)", required=True),
         _field("api", pa.string(), "which of the server's: chat or completions; null in-process"),
         _field("streaming", pa.bool_(), "false where the client got the whole answer at once", required=True),
+        _field(
+            "detokenize", pa.bool_(), "false where vLLM gave token ids alone; null where nobody noted it: it made text"
+        ),
         _field("prompt_tokens", pa.int32(), "tokens in the prompt; as the server counts them, where it made them"),
         _field("target_output_tokens", pa.int32(), "max_tokens asked for"),
         _field("output_tokens", pa.int32(), "tokens received; 0 where none came"),

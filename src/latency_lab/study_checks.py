@@ -11,7 +11,7 @@ from typing import Any
 from latency_lab.claim_rules import Target
 from latency_lab.files import digest
 from latency_lab.study_file import Loc, Problem, StudyFile, allowed, show
-from latency_lab.study_grid import Point, Setting, conflicts, doors
+from latency_lab.study_grid import DOOR_KEYS, Point, Setting, conflicts, doors
 from latency_lab.study_schema import Burst, Closed, Gamma, MixedWorkload, Replay, StudyFields, Traffic
 from latency_lab.vllm_args import EngineArguments, unchecked
 
@@ -199,7 +199,7 @@ def _lists(file: StudyFile, where: Loc, traffic: Traffic) -> Iterator[Problem]:
         if len(values) > 1:
             text = f"{list(values)} in a class of a mix; allowed: one value, as a mix is one point"
             yield file.problem((*where, "load", key), text)
-    for key in ("via", "api", "stream"):
+    for key in DOOR_KEYS:
         values = getattr(traffic, key) or ()
         if len(values) > 1:
             text = f"{list(values)} in a class of a mix; allowed: one value, as a mix is one point"

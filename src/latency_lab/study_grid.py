@@ -83,14 +83,19 @@ class Door:
 
     api : which of the server's; None for the engine
     stream : false where an answer is asked for as a whole
+    detokenize : false where nobody asks for the text of an answer; the server always makes it
     """
 
     via: Literal["engine", "openai"] = "engine"
     api: Literal["chat", "completions"] | None = None
     stream: bool = True
+    detokenize: bool = True
 
 
 ENGINE = Door()
+
+DOOR_KEYS = ("via", "api", "stream", "detokenize")
+"""What a workload, and the label of a point, may say of its door."""
 
 
 @dataclass(frozen=True)
@@ -367,18 +372,19 @@ def _traffic(name: str, traffic: Traffic, files: Files, limit: int | None) -> li
 
 
 def doors(traffic: Traffic) -> list[tuple[str, Door]]:
-    """The doors that a class's `via`, `api` and `stream` stand for, each with what they add to the point's label.
+    """The doors that a class's keys (see DOOR_KEYS) stand for, each with what they add to the point's label.
 
     A label names what varies, as that of a setting does: `via=openai stream=off`.
     """
     chat = traffic.prompt is not None and traffic.prompt.chat
     apis = traffic.api or (("chat",) if chat else ("completions",))
-    streams = traffic.stream or (True,)
+    streams, texts = traffic.stream or (True,), traffic.detokenize or (True,)
     found: list[tuple[dict[str, Any], Door]] = []
     for via in traffic.via:
         named: dict[str, Any] = {"via": via} if len(traffic.via) > 1 else {}
         if via == "engine":
-            found.append((named, ENGINE))
+            for text in texts:
+                found.append((named | ({"detokenize": text} if len(texts) > 1 else {}), Door(detokenize=text)))
             continue
         for api, stream in itertools.product(apis, streams):
             varied: dict[str, Any] = {"api": api} if len(apis) > 1 else {}

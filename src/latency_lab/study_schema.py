@@ -258,6 +258,7 @@ class Traffic(Strict):
     via : through which door requests come: the engine's in this process, or that of its OpenAI-compatible server
     api : which of the server's; the chat API makes tokens of the text itself, completions are asked with token ids
     stream : false: the server gives each answer as a whole
+    detokenize : false: the engine gives token ids alone; the server always makes text of them
     """
 
     load: Annotated[LoadSpec, PlainValidator(_one_of("kind", LOADS))]
@@ -268,12 +269,15 @@ class Traffic(Strict):
     via: Annotated[tuple[Literal["engine", "openai"], ...], BeforeValidator(listed)] = ("engine",)
     api: Annotated[tuple[Literal["chat", "completions"], ...], BeforeValidator(listed)] | None = None
     stream: Annotated[tuple[Flag, ...], BeforeValidator(listed)] | None = None
+    detokenize: Annotated[tuple[Flag, ...], BeforeValidator(listed)] | None = None
 
     @model_validator(mode="after")
     def _fits_door(self) -> Traffic:
         for key in ("api", "stream"):
             if getattr(self, key) is not None and "openai" not in self.via:
                 raise wrong_at(key, f"{key} is for the OpenAI-compatible server; allowed: via: openai beside it")
+        if self.detokenize is not None and "engine" not in self.via:
+            raise wrong_at("detokenize", "detokenize is for the engine; allowed: via: engine beside it")
         if "chat" in (self.api or ()) and not (self.prompt and self.prompt.chat):
             raise wrong_at(
                 "api", "chat is for texts in a chat template; allowed: chat: true in the prompt, completions"
