@@ -93,7 +93,7 @@ def test_requests_are_whole(swept):
 
 
 def test_through_the_front_door_come_the_same_tokens(swept):
-    """By chat and completions, streamed and whole: as the engine gives them, with or without text, and with its steps."""
+    """By chat and completions, streamed and whole: as the engine gives them, with and without text, and with steps."""
     _, runs, _ = swept
     loaded = records.load(runs / "swept")
     requests = loaded.requests[loaded.requests["workload"].str.startswith("doors")]
