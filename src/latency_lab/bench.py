@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from latency_lab import ROOT, bench_client, bench_fidelity, bench_trace, machine
+from latency_lab import ROOT, bench_client, bench_fidelity, bench_http, bench_trace, machine
 from latency_lab.vllm_bench import BenchError
 
 RESULTS = ROOT / "data" / "runs" / "fidelity"
 
 PARTS: dict[str, tuple[bool, Callable[[], None]]] = {
     "client": (False, bench_client.cost),
-    "send": (False, bench_client.send_error),
+    "send": (False, bench_http.send_error),
+    "http": (True, lambda: bench_http.cost(RESULTS)),
     "trace": (True, lambda: asyncio.run(bench_trace.cost())),
+    "serve": (True, lambda: asyncio.run(bench_fidelity.serve(RESULTS))),
     "throughput": (True, lambda: bench_fidelity.throughput(RESULTS)),
 }
 """By name: whether a part needs vLLM, and what runs it."""

@@ -10,12 +10,13 @@ It holds
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from latency_lab import effects, records
+from latency_lab import effects, machine, records
 
 OURS, SERVE, THROUGHPUT = "this study", "vllm bench serve", "vllm bench throughput"
 
@@ -36,7 +37,24 @@ METRICS = {
 
 NOTES: tuple[str, ...] = ()
 
+THROUGHPUT_FILE, HTTP_FILE = "throughput.csv", "http.csv"
+
+ADDED_MAX_S = 0.001
+"""A client has reached its limit where it adds more than this to the p99 of the gaps between tokens."""
+
 DRAWS = 10_000
+
+
+def in_turn(pair: int, other: str) -> tuple[str, str]:
+    """Both sides, the first of them in every second pair coming second."""
+    return (OURS, other) if pair % 2 == 0 else (other, OURS)
+
+
+def with_facts(table: pd.DataFrame) -> pd.DataFrame:
+    """Every row says what it was measured on, so that the file speaks for itself."""
+    facts = machine.provenance()
+    names = ("device", "cpu", "vllm_version", "git_commit")
+    return table.assign(**{name: facts[name] for name in names}, date=f"{datetime.date.today()}")
 
 
 def latest(data: Path) -> Path | None:
@@ -65,6 +83,26 @@ def throughput_ratio(table: pd.DataFrame) -> tuple[float, float, float]:
     return median_ratio(pairs[OURS].to_numpy(), pairs[THROUGHPUT].to_numpy(), paired=True)
 
 
+def limits(table: pd.DataFrame) -> pd.DataFrame:
+    """What one core of each client sustains, a row for each number of streams: tokens_per_s and requests_per_s of both.
+
+    `table` has a row for each rate that was offered in each round (see bench_http.py). A client sustains the rates
+    below the first at which the median over rounds of what it adds is above ADDED_MAX_S; NaN where that is the first.
+    """
+    rows = []
+    for streams, own in table.groupby("streams"):
+        row: dict[str, float] = {"streams": int(str(streams))}
+        for client, runs in own.groupby("client"):
+            offered = (
+                runs[runs["kind"] == "tokens"].groupby("offered_per_s")[["per_s", "added_s"]].median().sort_index()
+            )
+            within = (offered["added_s"] <= ADDED_MAX_S).cummin()
+            row[f"tokens_per_s {client}"] = offered["per_s"][within].max()
+            row[f"requests_per_s {client}"] = runs.loc[runs["kind"] == "requests", "per_s"].median()
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
 def median_ratio(of: np.ndarray, against: np.ndarray, paired: bool) -> tuple[float, float, float]:
     """Ratio of two sets of rounds with a 95 % bootstrap interval: the median over pairs, else the ratio of medians."""
     rng = np.random.default_rng(0)
@@ -77,6 +115,46 @@ def median_ratio(of: np.ndarray, against: np.ndarray, paired: bool) -> tuple[flo
         ratios = np.median(of[draws], axis=1) / np.median(against[others], axis=1)
     low, high = np.quantile(ratios, [0.025, 0.975])
     return float(middle), float(low), float(high)
+
+
+def serve_text(compared: pd.DataFrame, cells: pd.DataFrame) -> str:
+    """What was compared on what, and how it came out, in a few sentences."""
+    known = compared[compared["ratio"].notna()]
+    within = (known["ratio"] - 1).abs() <= AGREED
+    first = cells.iloc[0]
+    pairs, requests, failed = cells["repeat"].nunique(), cells["requests"].sum(), cells["requests_failed"].sum()
+    others = ", ".join(
+        f"{row['metric']} of {row['workload']} {ratio_text(row['ratio'], row['low'], row['high'])}"
+        for row in known[~within].to_dict("records")
+    )
+    return (
+        f"One server ({first['model']}, vLLM {first['vllm_version']}, {first['device']}, "
+        f"{first['started_at']:%Y-%m-%d}) was driven in alternation by this study's client and by `{SERVE}`: the same "
+        f"lengths and arrivals, {pairs} pairs of runs of each workload, {requests:,} requests in all, {failed} failed. "
+        f"{within.sum()} of {len(known)} ratios are within {AGREED:.0%} of 1"
+        f"{f'; the others: {others}' if others else ''}."
+    )
+
+
+def throughput_text(table: pd.DataFrame) -> str:
+    """The same of whole runs."""
+    first = table.iloc[0]
+    ours, theirs = (table.loc[table["client"] == who, "output_tokens_per_s"].median() for who in (OURS, THROUGHPUT))
+    return (
+        f"Saturated, this study's engine and client gave {ours:,.1f} output tokens/s and `{THROUGHPUT}` {theirs:,.1f} "
+        f"(medians of {table['pair'].nunique()} runs each in alternation, {first['model']}, vLLM "
+        f"{first['vllm_version']}, {first['device']}, {first['date']}); ratio {ratio_text(*throughput_ratio(table))}."
+    )
+
+
+def http_text(table: pd.DataFrame) -> str:
+    """What the table of `limits` means."""
+    first = table.iloc[0]
+    return (
+        f"What one core of {first['device']} sustains of either HTTP client ({first['date']}): tokens a second before "
+        f"it adds {ADDED_MAX_S * 1e3:.0f} ms to the p99 of the gaps between tokens, and requests a second where every "
+        f"answer of {int(first['request_tokens'])} tokens comes at once. The source of the tokens is on another core."
+    )
 
 
 def ratio_text(value: float, low: float, high: float) -> str:

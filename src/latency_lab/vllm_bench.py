@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import psutil
 
-from latency_lab import processes
+from latency_lab import ROOT, machine, models, processes
+from latency_lab.study_schema import Hub, SmolLM2
 
 _MAIN = """
 import sys
@@ -36,7 +37,6 @@ async def run(
     kind: str,
     options: Mapping[str, Any],
     env: Mapping[str, str] | None = None,
-    cores: Sequence[int] = (),
     timeout_s: float = 600.0,
 ) -> None:
     """Run `vllm bench <kind>` to its end.
@@ -45,18 +45,15 @@ async def run(
     ----------
     kind : serve or throughput.
     options : `random_input_len: 32` becomes --random-input-len 32, true a bare --name, false a --no-name.
-    cores : logical cores that the process may use; all where none are given.
 
     Raises BenchError where it fails or is not done after `timeout_s`; it is ended then.
     """
-    pin = (lambda: os.sched_setaffinity(0, cores)) if cores else None
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _MAIN, kind, *flags(options)),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, **(env or {})},
-        preexec_fn=pin,
     )
     try:
         out, _ = await asyncio.wait_for(child.communicate(), timeout_s)
@@ -70,6 +67,12 @@ async def run(
     if child.returncode:
         lines = out.decode(errors="replace").strip().splitlines()
         raise BenchError(f"vllm bench {kind}: ended with exit code {child.returncode}: {lines[-1] if lines else ''}")
+
+
+def model() -> models.Model:
+    """A model with a tokenizer, which vLLM's benchmark makes its random prompts with."""
+    source = Hub(source="hub", id="Qwen/Qwen3-4B-Instruct-2507") if machine.has_gpu() else SmolLM2()
+    return models.prepare(source, ROOT / "data" / "models")
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:
