@@ -115,11 +115,11 @@ async def _our_serve(
     pair: int,
     study: Path,
 ) -> None:
+    cell = f"{workload.name}-{pair}"
     prompts = _prompts(model, workload.requests + SERVE_WARMUPS, workload.prompt, pair)
     first = replace(workload, concurrency=SERVE_WARMUPS, rate_per_s=None).arrivals(prompts[:SERVE_WARMUPS])
-    await process.drive(address, [first], name=f"warm-up-{workload.name}-{pair}", timeout_s=600, token_ids=False)
+    await process.drive(address, [first], name=f"warm-up-{cell}", timeout_s=600, token_ids=False)
     started_at = datetime.datetime.now(datetime.UTC)
-    cell = f"{workload.name}-{pair}"
     run = await process.drive(
         address, [workload.arrivals(prompts[SERVE_WARMUPS:])], name=cell, timeout_s=600, token_ids=False
     )

@@ -73,7 +73,7 @@ def figure(compared: pd.DataFrame, cells: pd.DataFrame) -> Drawn:
 
 def _title(known: pd.DataFrame) -> str:
     """The finding: the ratio that is furthest from 1."""
-    furthest = known.loc[(known["ratio"] - 1).abs().idxmax()]
+    furthest = known.iloc[int((known["ratio"] - 1).abs().argmax())]
     if abs(furthest["ratio"] - 1) <= AGREED:
         return f"All {len(known)} ratios are within {AGREED:.0%} of 1"
     return f"Furthest from agreement: {furthest['metric']} of {furthest['workload']}, ratio {furthest['ratio']:.2f}"
