@@ -141,13 +141,13 @@ def test_what_is_asked():
 
 
 @pytest.mark.parametrize(
-    ("status", "name"), [(400, "BadRequestError"), (401, "Authentication"), (503, "InternalServer")]
+    ("status", "name"), [(400, "Bad Request"), (401, "Unauthorized"), (503, "Service Unavailable")]
 )
 def test_a_refusal_is_a_row_and_is_not_tried_again(status, name):
     seen = []
     refused = {"error": {"message": "no such model"}}
     error = error_of(app(lambda body: JSONResponse(refused, status), seen))
-    assert name in error and str(status) in error and "no such model" in error
+    assert error == f"ServerError: {status} {name}: no such model"
     assert len(seen) == 1
 
 
@@ -160,14 +160,14 @@ def test_a_server_that_is_not_there_is_a_row():
                 return await client.drive(source, [closed([request()])], name="cell", timeout_s=5)
 
     (timing,) = asyncio.run(run()).timings
-    assert timing.error.startswith("ConnectionError") and "attempts failed" in timing.error
+    assert timing.error.startswith("ClientConnectorError: Cannot connect to host 127.0.0.1")
 
 
 def test_a_stream_that_breaks_is_a_row_with_what_came():
     run = drive(app(lambda body: played(event(1), event(2), 0.05, RuntimeError("gone"))), [request()])
     (row,) = client.rows(run, False, {}, {})
     assert row["output_tokens"] == 2
-    assert "RemoteProtocolError" in row["error"]
+    assert row["error"].startswith("ClientPayloadError")
 
 
 @pytest.mark.parametrize(
@@ -214,6 +214,22 @@ def test_nothing_holds_back_1024_requests_in_flight():
 
     timings = asyncio.run(run()).timings
     assert len(timings) == 1024 and {timing.error for timing in timings} == {None}
+
+
+def test_small_events_do_not_wait_for_one_another():
+    """Nagle's algorithm is off on the server's side, as it is under `vllm serve`."""
+
+    async def run():
+        made = app(lambda body: JSONResponse({}))
+        async with server.listening(made) as url:
+            _, writer = await asyncio.open_connection("127.0.0.1", int(url.split(":")[-1].split("/")[0]))
+            while not (connections := made.state.server.server_state.connections):
+                await asyncio.sleep(0.01)
+            accepted = next(iter(connections)).transport.get_extra_info("socket")
+            writer.close()
+            return accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    assert asyncio.run(run())
 
 
 def test_the_port_is_closed_when_the_server_ends():

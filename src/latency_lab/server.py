@@ -64,7 +64,10 @@ async def listening(app: Any) -> AsyncIterator[str]:
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # Ctrl-C stays the notebook's
     app.state.server = server  # where vLLM's handler of a dead engine looks for it
-    with socket.socket() as listener, _logging_as_vllm():
+    # Said to be TCP, or asyncio does not turn off Nagle's algorithm, as uvloop does under `vllm serve`: a small write
+    # could wait for the receipt of the one before.
+    tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    with tcp as listener, _logging_as_vllm():
         listener.bind(("127.0.0.1", 0))
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
