@@ -107,7 +107,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes our stdin
     parent = _Parent(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)  # what libraries print is not for the pipe
-    import openai  # noqa: F401 - takes a second, which would be the first cell's
+    import aiohttp  # noqa: F401 - takes a moment, which would be the first cell's
 
     while True:
         address, sent, name, timeout_s, token_ids = parent.receive()
