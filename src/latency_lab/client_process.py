@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import os
 import pickle
 import queue
@@ -109,6 +110,7 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print is not for the pipe
     import aiohttp  # noqa: F401 - takes a moment, which would be the first cell's
 
+    gc.freeze()  # what is imported needs no looking through for garbage while tokens come
     while True:
         address, sent, name, timeout_s, token_ids = parent.receive()
         streams = [

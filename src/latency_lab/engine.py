@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import enum
+import gc
 import logging
 import os
 import re
@@ -223,8 +224,12 @@ async def running(
                     raise EngineError(_reason(error, log)) from error
                 start_s = time.perf_counter() - began
                 facts = await _facts(llm, args, start_s, memory_before, load_before)
+                # As `vllm serve` does: going through all objects that vLLM has made takes the garbage collector up to
+                # two seconds on a slow core, and every token that comes meanwhile would be stamped late.
+                gc.freeze()
                 yield Engine(llm, stats, facts, tracer)
             finally:
+                gc.unfreeze()
                 await _stop(llm, before)
 
 
