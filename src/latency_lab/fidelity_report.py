@@ -40,7 +40,7 @@ def section(data: Path, figures: Path) -> Html | None:
         readings = pd.read_csv(folder / fidelity.HTTP_FILE)
         parts.append(_paragraph(fidelity.http_text(readings)))
         parts.append(tables.table(*_limit_rows(fidelity.limits(readings))))
-    parts.append(_paragraph("Where the two differ by definition, and why ratios are off where they are:"))
+    parts.append(_paragraph("What the two do differently:"))
     parts.append(f"<ul>{''.join(f'<li>{html.escape(note)}</li>' for note in fidelity.NOTES)}</ul>")
     return Html("".join(parts))
 
