@@ -120,9 +120,9 @@ def claim_problems(
             asked += [("setting", name, labels) for name in getattr(rule, "setting", ())]
             asked += [("compare", name, labels) for pair in rule.compare for name in pair]
             asked += [
-                ("of_class", rule.of_class, [traffic.name for traffic in points[name].classes])
+                ("of_class", of_class, [traffic.name for traffic in points[name].classes])
                 for name in rule.workload
-                if rule.of_class and name in points
+                if (of_class := getattr(rule, "of_class", None)) and name in points
             ]
             for key, name, known in asked:
                 if name not in known:
