@@ -51,8 +51,9 @@ def test_one_broken_study_does_not_hide_the_other(built):
         "claims.html",
         "index.html",
         "made-up.html",
+        "roofline.html",
     ]
-    assert 'href="claims.html"' in index
+    assert 'href="claims.html"' in index and 'href="roofline.html"' in index
 
 
 def test_every_link_of_the_pages_leads_somewhere(built):
@@ -97,7 +98,7 @@ def test_nothing_to_report_is_said(tmp_path, capsys):
     assert "make study" in (tmp_path / "out" / "index.html").read_text()
 
 
-@pytest.mark.parametrize("path", [report.NOTEBOOK, report.CLAIMS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [report.NOTEBOOK, report.CLAIMS, report.ROOFLINE], ids=lambda path: path.stem)
 def test_notebook_is_stored_without_outputs_and_has_short_cells(path):
     notebook = nbformat.read(path, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -188,7 +189,7 @@ def chromium(url: str, profile: Path) -> tuple[str, str]:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
-@pytest.mark.parametrize("name", ["made-up.html", "index.html", "claims.html"])
+@pytest.mark.parametrize("name", ["made-up.html", "index.html", "claims.html", "roofline.html"])
 def test_in_chromium(built, tmp_path, name):
     """No console message, every image loads, no sideways scrolling on a desk or a phone, tables sort."""
     path = built[0] / "figures" / "report" / name

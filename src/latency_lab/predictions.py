@@ -18,6 +18,8 @@ from latency_lab.roofline import StepTime, engine_of
 from latency_lab.simulate import Ask, Load, Run, SimulationError, simulate
 
 METRICS = ("ttft", "tpot", "e2e")
+_CELLS = ["study", "device", "setting", "workload", "class_name", "metric", "fitted", "problem"]
+_CELLS += ["measured_s", "predicted_s"]
 POINT = ["study", "device", "setting", "workload", "class_name"]
 
 
@@ -59,7 +61,7 @@ def cells(studies: Iterable[records.Records], known: dict[str, Fit]) -> pd.DataF
                 except SimulationError as error:
                     problem = str(error)
             found += [keys | row | {"problem": problem} for row in _medians(requests, run)]
-    return pd.DataFrame(found)
+    return pd.DataFrame(found, columns=_CELLS if not found else None)
 
 
 def replay(cell: observations.Cell, requests: pd.DataFrame, fit: Fit) -> Run:
@@ -95,7 +97,8 @@ def points(table: pd.DataFrame) -> pd.DataFrame:
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
     """Median and p90 of the absolute error by machine, fitted or held out, and metric; beside it, the same of a repeat
-    as a prediction of the other repeats of its point, which no model can do better than.
+    as a prediction of the other repeats of its point, which no model can do better than. Empty where nothing was
+    predicted.
     """
     found = []
     pooled = points(table)
@@ -115,6 +118,8 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
                 "repeats_p90": noise.quantile(0.9),
             }
         )
+    if not found:
+        return pd.DataFrame()
     order = {metric: number for number, metric in enumerate(METRICS)}
     return pd.DataFrame(found).sort_values(
         ["device", "fitted", "metric"], key=lambda c: c.map(order) if c.name == "metric" else c, ignore_index=True
@@ -124,20 +129,23 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 def steps(studies: Iterable[records.Records], known: dict[str, Fit]) -> pd.DataFrame:
     """Step by step: the rows that observations.rows takes from steps, of all cells, with what the costs make of them.
 
-    Adds predicted_s and error (predicted over recorded, minus 1) and whether the row's cell was fitted.
+    Adds predicted_s and error (predicted over recorded, minus 1) and whether the row's cell was fitted. Empty where no
+    machine has a fit.
     """
     found = []
     for study in studies:
         for device, fit in known.items():
             own = study.cells[study.cells["device"] == device]
             usable = observations.predictable(own)
-            if not usable.any():
+            table = observations.rows(study, own[usable]) if usable.any() else pd.DataFrame()
+            if table.empty:
                 continue
-            table = observations.rows(study, own[usable])
             table = table[table["weights"].isin(fit.costs.kernel_s)].reset_index(drop=True)
             table["predicted_s"] = fitting.predicted_s(table, fit)
             marks = own.set_index("cell").assign(fitted=observations.fitted(own).to_numpy())
             found.append(table.join(marks[["setting", "workload", "repeat", "fitted"]], on="cell"))
+    if not found:
+        return pd.DataFrame()
     out = pd.concat(found, ignore_index=True)
     return out.assign(error=out["predicted_s"] / out["took_s"] - 1)
 

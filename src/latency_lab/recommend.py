@@ -32,7 +32,8 @@ MEMORY_SHARE = 0.9
 ACTIVATIONS = 1.5e9
 """Bytes left for activations, CUDA graphs and the driver, beside weights and KV cache; roughly."""
 REQUESTS_EACH = 4
-POISSON_REQUESTS = 200
+POISSON_S = 30.0
+"""How long Poisson arrivals last."""
 LONGEST = 1024
 """Output tokens up to which a shorter output that would meet the SLO is sought."""
 
@@ -156,7 +157,7 @@ def published_bands(fit: Fit) -> dict[str, tuple[float, float]]:
     table = published.check(fit)
     table = table[~table["old_kernel"]]
     ratio = table["measured_s"] / table["predicted_s"]
-    return {str(name): (own.min(), own.max()) for name, own in ratio.groupby(table["metric"])}
+    return {str(name): (float(own.min()), float(own.max())) for name, own in ratio.groupby(table["metric"])}
 
 
 def held_out_bands(studies: Sequence[records.Records], fit: Fit) -> dict[str, tuple[float, float]]:
@@ -174,7 +175,8 @@ def loads(question: Question, output_tokens: int | None = None) -> list[Load]:
     """The question's load, perhaps with another output length."""
     tokens = output_tokens or question.output_tokens
     if question.rate_per_s is not None:
-        return poisson(question.rate_per_s, question.prompt_tokens, tokens, POISSON_REQUESTS)
+        requests = max(100, round(question.rate_per_s * POISSON_S))
+        return poisson(question.rate_per_s, question.prompt_tokens, tokens, requests)
     return closed(question.concurrency or 1, question.prompt_tokens, tokens, REQUESTS_EACH)
 
 
@@ -253,7 +255,7 @@ def _measured(question: Question, gpu: Gpu, shape: Shape, studies: Iterable[reco
 
 def _as_asked(rows: pd.DataFrame, question: Question) -> np.ndarray:
     """Which requests had the question's load and output length, and a prompt of about the question's length."""
-    column, level = "concurrency", question.concurrency
+    column, level = "concurrency", question.concurrency and float(question.concurrency)
     if level is None:
         column, level = "rate_per_s", question.rate_per_s
     same = rows[column].eq(float(level or 0)) & rows["output_tokens"].eq(question.output_tokens)
@@ -373,7 +375,7 @@ def text(answer: Answer, most: int = 8) -> str:
     head = ["", "setting", *(name.replace("_", " ") for name in names), "goodput/s", "tokens/s", "meets the SLO"]
     lines = [head]
     for row in shown.sort_index().to_dict("records"):
-        values = [_with_band(row, name) for name in names]
+        values = [with_band(row, name) for name in names]
         mark = "*" if row["pareto"] else " "
         rates = [f"{row['goodput_per_s']:.3g}", f"{row['output_tokens_per_s']:,.0f}"]
         lines.append([mark + str(row["what"]), str(row["setting"]), *values, *rates, str(row["meets"])])
@@ -383,6 +385,7 @@ def text(answer: Answer, most: int = 8) -> str:
     return "\n".join([*out, "", *answer.notes, *(["", answer.command] if answer.command else [])])
 
 
-def _with_band(row: Mapping[Any, Any], name: str) -> str:
+def with_band(row: Mapping[Any, Any], name: str) -> str:
+    """A candidate's statistic with its band; a measured one has none."""
     value, low, high = (row[f"{name}{end}"] for end in ("_s", "_low", "_high"))
     return seconds(value) if low == high else f"{seconds(value)} [{seconds(low)}, {seconds(high)}]"

@@ -1,5 +1,5 @@
-"""From records to pages: analysis.ipynb runs once a study and claims.ipynb once for all, each becoming one
-self-contained HTML file; an index links them.
+"""From records to pages: analysis.ipynb runs once a study, claims.ipynb and roofline.ipynb once for all, each becoming
+one self-contained HTML file; an index links them.
 
 Nothing here needs vLLM, and no page fetches anything when it is read.
 """
@@ -24,6 +24,9 @@ from latency_lab import ROOT, files, records, tables
 
 NOTEBOOK = ROOT / "notebooks" / "analysis.ipynb"
 CLAIMS = ROOT / "notebooks" / "claims.ipynb"
+ROOFLINE = ROOT / "notebooks" / "roofline.ipynb"
+TITLES = {CLAIMS: "The thread's claims: vLLM latency", ROOFLINE: "From the measured GPU to yours: vLLM latency"}
+"""Titles of the pages that speak of all studies together."""
 TEMPLATES = Path(__file__).parent / "templates"
 
 MEASURED = "measured here"
@@ -60,7 +63,10 @@ def build(data_root: Path, figures_root: Path, out: Path) -> Path | None:
     """
     began = time.monotonic()
     pages = _pages(data_root, figures_root)
-    verdicts = Page(data_root, "all studies", CLAIMS.stem + ".html", figures_root)
+    common = {
+        notebook: Page(data_root, "all studies", f"{notebook.stem}.html", figures_root / notebook.stem)
+        for notebook in TITLES
+    }
     out.mkdir(parents=True, exist_ok=True)
     for page in pages:
         try:
@@ -72,8 +78,8 @@ def build(data_root: Path, figures_root: Path, out: Path) -> Path | None:
     # Two at a time: each is a kernel of its own, and a page takes mostly one core.
     with ProcessPoolExecutor(2) as pool:
         drawn = {pool.submit(_render, page): (page, page.study) for page in pages if not page.error}
-        if readable:
-            drawn[pool.submit(_render_claims, readable, figures_root / "claims")] = (verdicts, "claims")
+        for notebook, page in common.items() if readable else ():
+            drawn[pool.submit(_render_common, notebook, readable, page.figures)] = (page, notebook.stem)
         for future in as_completed(drawn):
             page, name = drawn[future]
             try:
@@ -82,11 +88,11 @@ def build(data_root: Path, figures_root: Path, out: Path) -> Path | None:
                 page.error = _one_line(error)
             outcome = f"failed: {page.error}" if page.error else f"{out / page.file}"
             print(f"{name} ({page.source}): {outcome}", flush=True)
-    written = [*pages, *([verdicts] if readable else [])]
+    written = [*pages, *(common.values() if readable else [])]
     for stale in set(out.glob("*.html")) - {out / page.file for page in written if not page.error}:
         stale.unlink()
     index = out / "index.html"
-    files.write_text(_index(pages, verdicts if readable else None), index)
+    files.write_text(_index(pages, common if readable else {}), index)
     if not pages:
         print(f"no records in {data_root / 'runs'} or {data_root / 'reference'}: `make study` measures this machine")
         return None
@@ -145,18 +151,20 @@ def _render(page: Page) -> str:
     return to_html(execute(page.records, page.figures), f"{page.study}: vLLM latency", f"{page.study}, {page.source}")
 
 
-def _render_claims(folders: list[Path], figures: Path) -> str:
-    executed = _run(CLAIMS, {"records": [_relative(folder) for folder in folders], "figures": _relative(figures)})
-    return to_html(executed, "The thread's claims: vLLM latency", "all studies")
+def _render_common(notebook: Path, folders: list[Path], figures: Path) -> str:
+    parameters = {"records": [_relative(folder) for folder in folders], "figures": _relative(figures)}
+    return to_html(_run(notebook, parameters), TITLES[notebook], "all studies")
 
 
-def _index(pages: list[Page], verdicts: Page | None) -> str:
+def _index(pages: list[Page], common: dict[Path, Page]) -> str:
     import jinja2
 
     loader = jinja2.FileSystemLoader(TEMPLATES)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     css = jinja2.filters.Markup((TEMPLATES / "study" / "page.css").read_text())
-    return environment.get_template("studies.html.j2").render(pages=pages, verdicts=verdicts, css=css)
+    return environment.get_template("studies.html.j2").render(
+        pages=pages, verdicts=common.get(CLAIMS), predictions=common.get(ROOFLINE), css=css
+    )
 
 
 @contextmanager
