@@ -17,9 +17,11 @@ from latency_lab.roofline import StepTime
 from latency_lab.simulate import Ask, Load, closed, poisson
 
 PROMPT_TOKENS = 32
+CONTEXT = 160
+"""Tokens behind a request in the middle of the thread's answer: its prompt and half of 256."""
 OUTPUTS = (16, 32, 64, 128, 256)
 CONCURRENCY = (1, 2, 4, 8, 16, 20, 32, 64)
-RATES = (4, 8, 16, 24, 32, 48, 64, 96, 128)
+RATES = (4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128)
 OPEN_S = 15.0
 """How long Poisson arrivals last, so that a queue that grows is seen to."""
 THREAD = {
@@ -34,10 +36,9 @@ THREAD = {
 """What the thread reports of Qwen3-4B on an L4: 20 requests at once, 15.7 s on average streaming and 13.3 s not, TTFT
 1.1 to 1.3 s, 300 to 380 tokens/s in all; and a log line of one request at 19.4 tokens/s."""
 
-
 EAGER_ELSEWHERE = (
-    "A published run of Mistral-7B on an L4 (L4 Inference Benchmark Lab, vLLM 0.10.1) has 48.3 tokens/s in eager mode "
-    "against 48.8 with CUDA graphs."
+    "A published run of Mistral-7B on an L4, four requests at a time (README of GitHub's 'L4 Inference Benchmark Lab "
+    "(vLLM) - C1-C8 Optimisation Study', vLLM 0.10.1), has 48.3 tokens/s in eager mode against 48.8 with CUDA graphs."
 )
 
 
@@ -122,19 +123,15 @@ def thread(oracle: Oracle) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def bounds(
-    oracle: Oracle, weights: str = "bf16", context: int = 160, batches: Sequence[int] = (1, 8, 20, 64, 128)
-) -> pd.DataFrame:
-    """What a decode step's time goes to, a row a batch and part: batch, part, seconds. Each request has `context`
-    tokens behind it.
-    """
+def bounds(oracle: Oracle, weights: str = "bf16", batches: Sequence[int] = (1, 8, 20, 64, 128)) -> pd.DataFrame:
+    """What a decode step's time goes to, a row a batch and part: batch, part, seconds."""
     engine = oracle.engine(weights)
     assert engine is not None
     time = StepTime(oracle.shape, oracle.gpu, oracle.fit.costs_of(weights), engine)
     rows = [
         {"batch": batch, "part": part, "seconds": seconds}
         for batch in batches
-        for part, seconds in time.parts_s(batch, batch, batch * context, batch * context).items()
+        for part, seconds in time.parts_s(batch, batch, batch * CONTEXT, batch * CONTEXT).items()
     ]
     return pd.DataFrame(rows)
 

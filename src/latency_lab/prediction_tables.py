@@ -123,7 +123,10 @@ def floors(oracle: Oracle | None) -> Html:
         rows.append(line)
     names = ["weights", "read a step (GB)", "TPOT bound (ms)", "TPOT alone (ms)", "TTFT alone (ms)"]
     names += [f"tokens within 1 s, {level} at once" for level in (1, 8, 20, 64)]
-    note = f"Predicted, not measured. In brackets: {oracle.note} In parentheses: tokens even at the band's upper end."
+    note = (
+        f"Predicted, not measured. {oracle.note} In brackets: the band; in parentheses: tokens even at its upper end."
+    )
+    note += f" {oracle.unfitted(outlook.formats(oracle))}".rstrip()
     return Html(tables.table(names, rows) + _note(note))
 
 

@@ -98,8 +98,8 @@ def recommend(question: Question, studies: Sequence[records.Records], known: Map
     notes = [oracle.note]
     if best["weights"] not in ("bf16", "float32"):
         notes.append("Quantized weights change the answers as well: check that they are good enough for you.")
-    if unfitted := [weights for weights in table["weights"].unique() if weights not in oracle.fit.costs.kernel_s]:
-        notes.append(f"{', '.join(unfitted)}: not measured here, predicted with the costs of unquantized weights.")
+    if unfitted := oracle.unfitted(table["weights"].unique()):
+        notes.append(unfitted)
     if not command:
         notes += _what_would(question, best, oracle)
     return Answer(question, table, command, tuple(notes))
@@ -137,6 +137,11 @@ class Oracle:
                 f"{gpu.name}. Bands: errors of such predictions on rates published for other GPUs."
             )
         return cls(gpu, shape, fit, bands, note)
+
+    def unfitted(self, weights: Iterable[str]) -> str:
+        """A sentence that names the formats whose own costs no measurement gave; empty where all were fitted."""
+        names = ", ".join(one for one in weights if one not in self.fit.costs.kernel_s)
+        return f"{names}: not measured here, predicted with the costs of unquantized weights." if names else ""
 
     def run(self, engine: Engine, loads: Iterable[Load]) -> Run:
         """Simulate a load. Raises SimulationError."""

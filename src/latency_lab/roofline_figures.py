@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator
 
-from latency_lab import outlook, panels, style
+from latency_lab import gpus, outlook, panels, style
 from latency_lab.recommend import Oracle
 from latency_lab.style import Drawn
 
@@ -37,21 +36,29 @@ SOURCES = {
 PREDICTED = "Predicted, not measured"
 NO_GPU = "no GPU was measured here whose costs could be carried over to another."
 _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
+_UNITS = {"ttft": ("s", 1.0), "tpot": ("ms", 1e3), "e2e": ("s", 1.0)}
 
 
-def against_measured(points: pd.DataFrame, published: pd.DataFrame) -> Drawn:
-    """Each predicted median against the measured one: fitted, held out, and published by others for other GPUs."""
+def against_measured(points: pd.DataFrame, published: pd.DataFrame | None) -> Drawn:
+    """Each predicted median against the measured one: fitted, held out, and published by others for other GPUs.
+
+    published : of published.check; None where no GPU was measured whose costs could be carried over
+    """
     if points.empty:
         return Drawn(None, pd.DataFrame(), reason="no machine was measured with a study that the fit knows.")
     own = points.assign(source=np.where(points["fitted"], "fitted", "held out"))
     own["what"] = own["setting"] + ", " + own["workload"]
-    source = np.where(published["old_kernel"], "published, older kernel", "published")
-    other = published.assign(source=source, device=published["gpu"])
-    other["what"] = other["model"] + " " + other["weights"] + " c=" + other["concurrency"].astype(str)
     columns = ["metric", "source", "device", "what", "measured_s", "predicted_s", "error"]
-    data = pd.concat([own[columns], other[columns]], ignore_index=True)
+    parts = [own[columns]]
+    if published is not None:
+        source = np.where(published["old_kernel"], "published, older kernel", "published")
+        other = published.assign(source=source, device=published["gpu"])
+        other["what"] = other["model"] + " " + other["weights"] + " c=" + other["concurrency"].astype(str)
+        parts.append(other[columns])
+    data = pd.concat(parts, ignore_index=True)
     data["ratio"] = data["error"] + 1
-    machines = sorted(points["device"].unique())
+    # The last is a GPU if any is.
+    machines = sorted(points["device"].unique(), key=lambda name: ("16-bit" in gpus.find(name).flops, name))
     with style.theme():
         made, axes = style.figure(2.6, 1, 3, sharey=True)
         for ax, metric in zip(axes[0], _NAMES, strict=True):
@@ -61,35 +68,38 @@ def against_measured(points: pd.DataFrame, published: pd.DataFrame) -> Drawn:
             for (kind, device), some in data[data["metric"] == metric].groupby(["source", "device"], sort=True):
                 colour, marker = SOURCES[str(kind)]
                 face = "white" if kind in ("fitted", "held out") and device != machines[-1] else colour
-                ax.plot(some["measured_s"], some["ratio"], marker, ms=4, color=colour, mfc=face, mew=0.8, zorder=3)
-            ax.set(xscale="log", yscale="log", xlabel=f"measured {_NAMES[metric]} (s)")
-            ax.xaxis.set_major_locator(LogLocator(numticks=9))
-            ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+                at = some["measured_s"] * _UNITS[metric][1]
+                ax.plot(at, some["ratio"], marker, ms=4, color=colour, mfc=face, mew=0.8, zorder=3)
+            ax.set(xscale="log", yscale="log", xlabel=f"measured {_NAMES[metric]} ({_UNITS[metric][0]})")
+            panels.plain_log(ax.xaxis)
             panels.plain_log(ax.yaxis)
         axes[0, 0].set_ylabel("predicted / measured")
         held = data[data["source"].eq("held out") & data["device"].eq(machines[-1])]
         errors = held["error"].abs().groupby(held["metric"]).median()
-        said = ", ".join(f"{_NAMES[m]} {100 * errors[m]:.1f} %" for m in ("tpot", "e2e", "ttft"))
-        title = f"Held out on the {machines[-1].removeprefix('NVIDIA ')}, median error: {said}"
+        said = ", ".join(f"{_NAMES[m]} {100 * errors[m]:.1f} %" for m in ("tpot", "e2e", "ttft") if m in errors)
+        title = f"Held out on the {machines[-1].removeprefix('NVIDIA ')}, median error: {said or 'no such points'}"
         names = [source for source in SOURCES if (data["source"] == source).any()]
         keys: list[Any] = [Line2D([], [], color=c, marker=m, ls="", ms=5) for c, m in (SOURCES[name] for name in names)]
         if len(machines) > 1:
             keys.append(Line2D([], [], color="#444444", mfc="white", marker="o", ls="", ms=5))
-            names.append(f"hollow: {machines[0]}")
-        keys += [Line2D([], [], color="#888888", ls="--"), Line2D([], [], color="#888888", ls=":")]
-        note = (
-            "A dot is the median of a workload point over all repeats, or a rate published for another GPU; log axes."
-        )
+            names.append(f"hollow: {', '.join(machines[:-1])}")
+        keys += [Line2D([], [], color="#888888", lw=0.8, ls="--"), Line2D([], [], color="#888888", lw=0.8, ls=":")]
+        note = "A mark: the median of a workload point over all repeats"
+        note += "." if published is None else ", or a rate published for another GPU."
         style.finish(made, title, note, (keys, [*names, "10 %", "25 %"]))
     alt = f"Predicted against measured TTFT, TPOT and E2E of {len(data)} points, fitted, held out and published."
     return Drawn(made, data.reset_index(drop=True), alt)
 
 
-def step_bounds(oracles: Sequence[Oracle | None], weights: Sequence[str] = ("bf16", "int4")) -> Drawn:
-    """What the time of a decode step goes to over its batch, GPU by GPU and format by format."""
+def step_bounds(oracles: Sequence[Oracle | None]) -> Drawn:
+    """What the time of a decode step goes to over its batch, GPU by GPU, in the widest and the narrowest format of
+    weights that was fitted.
+    """
     held = [oracle for oracle in oracles if oracle is not None]
     if not held:
         return Drawn(None, pd.DataFrame(), reason=NO_GPU)
+    fitted = [one for one in FORMATS if one in held[0].fit.costs.kernel_s]
+    weights = fitted if len(fitted) < 2 else [fitted[0], fitted[-1]]
     parts = [outlook.bounds(oracle, one).assign(gpu=oracle.gpu.name, weights=one) for oracle in held for one in weights]
     data = pd.concat(parts, ignore_index=True)[["gpu", "weights", "batch", "part", "seconds"]]
     with style.theme():
@@ -119,7 +129,8 @@ def step_bounds(oracles: Sequence[Oracle | None], weights: Sequence[str] = ("bf1
         said = f"{share[first]:.0f} % of a step on the {first}, {share[last]:.0f} % on the {last}"
         title = f"A request alone in {weights[0]}: overhead is {said}"
         keys = [Patch(facecolor=colour, hatch=hatch, edgecolor="white") for colour, hatch in PARTS.values()]
-        note = f"{held[0].shape.name}, 160 tokens of context a request. {last}: {PREDICTED.lower()}."
+        note = f"{held[0].shape.name}, {outlook.CONTEXT} tokens of context a request. {first}: as fitted to its steps. "
+        note += f"{last}: {PREDICTED.lower()}."
         style.finish(made, title, note, (keys, list(PARTS)))
     return Drawn(made, data, f"Stacked bars of a decode step's time over the batch for {first} and {last}.")
 
@@ -159,8 +170,9 @@ def e2e_curves(oracle: Oracle | None, outputs: Sequence[int] = (64, 256)) -> Dra
         keys, names = _formats(data)
         keys += [Line2D([], [], color="#222222", marker="*", ls="", ms=9, mfc=face) for face in ("#222222", "white")]
         keys.append(Line2D([], [], color="#222222", ls="--"))
-        note = f"{PREDICTED}; bands: errors of such predictions on published rates. {_load(oracle)}."
-        style.finish(made, title, note, (keys, [*names, "the thread's report, streaming", "and not streaming", "1 s"]))
+        note = f"{PREDICTED}; bands: errors of such predictions on published rates. {_load(oracle, data)}"
+        names += ["the thread's, streaming", "the thread's, not streaming", "1 s"]
+        style.finish(made, title, note, (keys, names))
     return Drawn(
         made,
         data,
@@ -184,11 +196,11 @@ def longest_outputs(oracle: Oracle | None) -> Drawn:
         _concurrency(ax)
         at = table[table["concurrency"] == outlook.THREAD["requests"]]
         said = ", ".join(f"{n} ({w})" for w, n in zip(at["weights"], at["tokens"], strict=True))
-        title = f"{oracle.gpu.name}, predicted: {outlook.THREAD['requests']} at once get {said} tokens within a second"
+        title = f"{oracle.gpu.name}, predicted: {outlook.THREAD['requests']} at once get {said} tokens in 1 s"
         keys, names = _formats(table)
         keys.append(Line2D([], [], color="#444444", mfc="white", marker="o", ls=":"))
         names.append("even at the band's upper end")
-        note = f"{PREDICTED}. p95 of E2E under 1 s. {_load(oracle)}."
+        note = f"{PREDICTED}. p95 of E2E under 1 s. {_load(oracle, table)}"
         style.finish(made, title, note, (keys, names))
     return Drawn(made, table, f"Largest output within a second over concurrency on the {oracle.gpu.name}, predicted.")
 
@@ -206,8 +218,9 @@ def goodput_over_rate(oracle: Oracle | None, slo: Mapping[str, float]) -> Drawn:
         for weights, own in table.groupby("weights", sort=False):
             colour, marker, dash = FORMATS[str(weights)]
             ax.fill_between(own["rate_per_s"], own["low"], own["high"], color=colour, alpha=0.15, lw=0)
-            ax.plot(own["rate_per_s"], own["goodput_per_s"], color=colour, marker=marker, ls=dash, ms=4)
-        ax.set(xlabel="requests sent a second (Poisson)", ylabel="goodput (requests/s)", xlim=(0, top), ylim=(0, None))
+            ax.plot(own["rate_per_s"], own["goodput_per_s"], color=colour, marker=marker, ls=dash, ms=4, clip_on=False)
+        ax.set(xlabel="requests sent a second (Poisson)", ylabel="goodput (requests/s)")
+        ax.set(xlim=(0, 1.02 * top), ylim=(0, 1.02 * top))
         best = table.groupby("weights", sort=False)["goodput_per_s"].max()
         said = ", ".join(f"{panels.three(value)} ({weights!s})" for weights, value in best.items())
         keys, names = _formats(table)
@@ -215,7 +228,8 @@ def goodput_over_rate(oracle: Oracle | None, slo: Mapping[str, float]) -> Drawn:
         names.append("all that is sent")
         limits = ", ".join(f"{name.replace('_', ' ')} < {panels.seconds(limit)}" for name, limit in slo.items())
         tokens = table["output_tokens"].iloc[0]
-        note = f"{PREDICTED}; band: with the ends of each latency's band. {limits}; {tokens} output tokens."
+        note = f"{PREDICTED}; band: with the ends of each latency's band. {limits}; prompts of {outlook.PROMPT_TOKENS} "
+        note += f"tokens, outputs of {tokens}. {oracle.unfitted(best.index)}"
         title = f"{oracle.gpu.name}, predicted: goodput reaches {said} requests/s"
         style.finish(made, title, note, (keys, names))
     return Drawn(made, table, f"Predicted goodput over arrival rate on the {oracle.gpu.name}.")
@@ -228,8 +242,9 @@ def _concurrency(ax: Any) -> None:
     ax.minorticks_off()
 
 
-def _load(oracle: Oracle) -> str:
-    return f"{oracle.shape.name}, prompts of {outlook.PROMPT_TOKENS} tokens, closed loop"
+def _load(oracle: Oracle, table: pd.DataFrame) -> str:
+    load = f"{oracle.shape.name}, prompts of {outlook.PROMPT_TOKENS} tokens, closed loop."
+    return f"{load} {oracle.unfitted(table['weights'].unique())}"
 
 
 def _formats(table: pd.DataFrame) -> tuple[list[Any], list[str]]:
