@@ -68,8 +68,8 @@ def against_measured(points: pd.DataFrame, published: pd.DataFrame | None) -> Dr
             for (kind, device), some in data[data["metric"] == metric].groupby(["source", "device"], sort=True):
                 colour, marker = SOURCES[str(kind)]
                 face = "white" if kind in ("fitted", "held out") and device != machines[-1] else colour
-                at = some["measured_s"] * _UNITS[metric][1]
-                ax.plot(at, some["ratio"], marker, ms=4, color=colour, mfc=face, mew=0.8, zorder=3)
+                measured = some["measured_s"] * _UNITS[metric][1]
+                ax.plot(measured, some["ratio"], marker, ms=4, color=colour, mfc=face, mew=0.8, zorder=3)
             ax.set(xscale="log", yscale="log", xlabel=f"measured {_NAMES[metric]} ({_UNITS[metric][0]})")
             panels.plain_log(ax.xaxis)
             panels.plain_log(ax.yaxis)
