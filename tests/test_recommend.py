@@ -7,26 +7,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from synthetic import cell, cells, frame, request
+from synthetic_gpu import FIT, KNOWN, MODEL, QWEN
 
 from latency_lab import __main__, goodput, gpus, predictions, recommend, records
-from latency_lab.fitting import Fit
 from latency_lab.gpus import GpuError
 from latency_lab.models import ModelError
 from latency_lab.recommend import MEETS, Question, QuestionError
-from latency_lab.roofline import Costs
-
-COSTS = Costs(
-    kernel_s={"bf16": 40e-6, "fp8": 45e-6},
-    request_s=2e-6,
-    bandwidth_fraction=0.8,
-    flops_fraction={"bf16": 0.7, "fp8": 0.5},
-    launch_s={"graph": 0.0, "pieces": 0.4e-3, "kernels": 0.8e-3, "eager": 0.6e-3},
-    inbound_s=1e-3,
-    outbound_s=1e-3,
-)
-FIT = Fit("NVIDIA H200", gpus.find("H200"), COSTS, pd.DataFrame(), 1, 1)
-KNOWN = {"NVIDIA H200": FIT}
-MODEL = "Qwen/Qwen3-4B-Instruct-2507"
 
 
 def question(gpu: str = "L4", slo: str = "e2e_p95<1s", output: int = 16, **values: object) -> Question:
@@ -56,15 +42,9 @@ def test_the_best_is_a_line_to_paste():
     assert found.command.startswith(f"vllm serve {MODEL}")
     assert "--max-model-len 2048 --max-num-batched-tokens 8192 --max-num-seqs 256" in found.command
     fp8 = found.candidates[found.candidates["weights"] == "fp8"].iloc[0]
-    line = recommend.serve(found.question, fp8, gpus.find("L4"), shape())
+    line = recommend.serve(found.question, fp8, gpus.find("L4"), QWEN)
     assert line.endswith("--quantization fp8") and MODEL in line
-    assert recommend.serve(found.question, fp8, gpus.find("T4"), shape()).endswith("--dtype half")
-
-
-def shape():
-    from latency_lab import shapes
-
-    return shapes.shape(MODEL)
+    assert recommend.serve(found.question, fp8, gpus.find("T4"), QWEN).endswith("--dtype half")
 
 
 def test_what_meets_the_slo_comes_first_and_by_goodput_the_rest_by_how_close_it_comes():
@@ -97,7 +77,7 @@ def test_an_open_load_is_predicted_as_well():
 
 
 def test_the_longest_output_meets_the_slo_and_one_token_more_does_not():
-    oracle = recommend.Oracle.of(gpus.find("L4"), shape(), [], KNOWN)
+    oracle = recommend.Oracle.of(gpus.find("L4"), QWEN, [], KNOWN)
     asked, engine = question(), oracle.engine("bf16")
     most = recommend.longest_output(asked, oracle, engine, "value")
     for tokens, inside in ((most, True), (most + 1, False)):
@@ -107,10 +87,10 @@ def test_the_longest_output_meets_the_slo_and_one_token_more_does_not():
 
 
 def test_a_model_that_does_not_fit_leaves_no_engine():
-    oracle = recommend.Oracle.of(gpus.find("L4"), shape(), [], KNOWN)
+    oracle = recommend.Oracle.of(gpus.find("L4"), QWEN, [], KNOWN)
     assert oracle.engine("bf16").kv_cache_tokens > 50_000
     small = gpus.Gpu("small", 1e9, {"16-bit": 1e12}, 4e9, "made up")
-    assert recommend.Oracle(small, shape(), FIT, {}, "").engine("bf16") is None
+    assert recommend.Oracle(small, QWEN, FIT, {}, "").engine("bf16") is None
 
 
 # --- where something was ----------------------------------------------------------------------------------------------

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-import synthetic
+from synthetic_gpu import COSTS, FIT, QWEN, cell, made_up
 
-from latency_lab import fitting, gpus, observations, published, records, schemas, shapes
+from latency_lab import fitting, gpus, observations, published, shapes
 from latency_lab.gpus import GpuError
 from latency_lab.models import ModelError
-from latency_lab.roofline import Costs, Engine, StepTime, captured, engine_of
+from latency_lab.roofline import Engine, StepTime, captured, engine_of
 from latency_lab.shapes import Shape
 
 TINY = Shape("tiny", 2, 8, 2, 1, 4, 16, 100, tied=True)
-COSTS = Costs(
-    kernel_s={"bf16": 50e-6, "fp8": 60e-6},
-    request_s=3e-6,
-    bandwidth_fraction=0.8,
-    flops_fraction={"bf16": 0.7, "fp8": 0.5},
-    launch_s={"graph": 0.0, "pieces": 0.4e-3, "kernels": 0.8e-3, "eager": 0.6e-3},
-)
-QWEN = shapes.shape("Qwen/Qwen3-4B-Instruct-2507")
 
 
 # --- shapes and GPUs --------------------------------------------------------------------------------------------------
@@ -142,65 +133,6 @@ def test_a_measured_setting_as_an_engine():
 # --- the fit ----------------------------------------------------------------------------------------------------------
 
 
-def made_up(costs: Costs, concurrency: tuple[int, ...] = (1, 64), noise: float = 0.0) -> records.Records:
-    """Decode steps, and a long prompt in each cell, that took exactly what the costs say of an H200."""
-    gpu, rng = gpus.find("H200"), np.random.default_rng(0)
-    cells, steps = [], []
-    for setting, weights in (("budget=8192 seqs=256", "bf16"), ("fp8-weights", "fp8")):
-        time = StepTime(QWEN, gpu, costs, Engine(256, 8192, weights))
-        for width in concurrency:
-            name = f"{weights}-{width}"
-            cells.append(cell(name, setting, f"chat c={width}", weights))
-            at = 0.0
-            for number in range(60):
-                long = 6000 if number == 40 else 0
-                context = [32 + number] * width + [6000] * bool(long)
-                tokens = [1] * width + [long] * bool(long)
-                pairs = sum(t * (c + (t + 1) / 2) for t, c in zip(tokens, [31 + number] * width + [0], strict=False))
-                took = time.gpu_s(time.padded(sum(tokens)), len(tokens), sum(context), pairs)
-                took *= 1 + noise * rng.standard_normal()
-                steps.append(
-                    {
-                        **{key: cells[-1][key] for key in (field.name for field in schemas.KEYS)},
-                        "engine": 0,
-                        "step": number,
-                        "start_s": at - 1e-3,
-                        "end_s": at + took,
-                        "requests": list(range(len(tokens))),
-                        "tokens": tokens,
-                        "computed": [c - t for c, t in zip(context, tokens, strict=True)],
-                        "prefill": [0] * width + [long] * bool(long),
-                        "recomputed": [0] * len(tokens),
-                    }
-                )
-                at += took
-    study = records.Records(Path("made-up"), synthetic.cells(cells))
-    study.__dict__["requests"] = synthetic.frame([synthetic.request(cell=one["cell"]) for one in cells])
-    study.__dict__["steps"] = records.to_pandas(records.table(steps, schemas.STEPS))
-    return study
-
-
-def cell(name: str, setting: str, workload: str, weights: str) -> dict[str, object]:
-    return synthetic.cell(
-        study="h200-batching",
-        cell=name,
-        setting=setting,
-        workload=workload,
-        model="qwen3-4b-instruct-2507",
-        device="NVIDIA H200",
-        dtype="bfloat16",
-        quantization="fp8" if weights == "fp8" else None,
-        max_num_seqs=256,
-        max_num_batched_tokens=8192,
-        async_scheduling=True,
-        enforce_eager=False,
-        scheduling_policy="fcfs",
-        tensor_parallel_size=1,
-        pipeline_parallel_size=1,
-        status="done",
-    )
-
-
 def test_costs_are_fitted_back_from_steps_that_they_made():
     fit = fitting.fit([made_up(COSTS)], "NVIDIA H200", draws=20)
     assert (fit.cells, fit.gpu.name) == (4, "H200")
@@ -233,9 +165,8 @@ def test_what_can_not_be_fitted_says_what_could():
 
 
 def test_a_format_that_was_not_fitted_costs_what_unquantized_weights_cost():
-    fit = fitting.Fit("NVIDIA H200", gpus.find("H200"), COSTS, pd.DataFrame(), 1, 1)
-    assert fit.costs_of("fp8") is COSTS
-    assert fit.costs_of("int4").kernel_s["int4"] == COSTS.kernel_s["bf16"]
+    assert FIT.costs_of("fp8") is COSTS
+    assert FIT.costs_of("int4").kernel_s["int4"] == COSTS.kernel_s["bf16"]
 
 
 @pytest.mark.parametrize(
@@ -287,7 +218,7 @@ def test_published_rates_are_whole_and_their_models_known():
     rates = published.rates()
     assert set(rates["gpu"]) <= {gpu.name for gpu in gpus.GPUS}
     assert rates["url"].str.startswith("https://").all() and (rates["tpot_ms"] > 0).all()
-    checked = published.check(fitting.Fit("NVIDIA H200", gpus.find("H200"), COSTS, pd.DataFrame(), 1, 1))
+    checked = published.check(FIT)
     assert len(checked) == rates[["tpot_ms", "ttft_ms", "e2e_ms"]].notna().sum().sum()
     one = checked[(checked["gpu"] == "L4") & (checked["concurrency"] == 1) & (checked["weights"] == "bf16")]
     assert one.set_index("metric")["error"].abs().max() < 0.15
