@@ -10,7 +10,7 @@ import pandas as pd
 from latency_lab import gpus, observations, outlook, predictions, published, recommend, records, tables
 from latency_lab.fitting import Fit
 from latency_lab.panels import seconds, three
-from latency_lab.recommend import Answer, Oracle, Question
+from latency_lab.recommend import Oracle, Question
 from latency_lab.tables import Cell, Html
 
 _NONE = Html('<p class="absent">No machine was measured here with a study that the fit knows.</p>')
@@ -162,31 +162,30 @@ def thread(oracle: Oracle | None, studies: Sequence[records.Records]) -> Html:
     return Html("".join(f"<p>{html.escape(part)}</p>" for part in text))
 
 
-def recommendation(question: Question, studies: Sequence[records.Records], known: Mapping[str, Fit]) -> Html:
-    """The answer to a question: the candidates, the line to paste, and the notes."""
+def recommendation(asked: Question, studies: Sequence[records.Records], known: Mapping[str, Fit]) -> Html:
+    """The answer to a question as a page has it: what is asked, the line to paste, the shortlist, and the notes."""
     if not any("16-bit" in fit.gpu.flops for fit in known.values()):
         return _NO_GPU
-    return answer(recommend.recommend(question, studies, known))
-
-
-def answer(found: Answer) -> Html:
-    """An answer of recommend.py as HTML."""
-    names = list(found.question.slo)
+    found = recommend.recommend(asked, studies, known)
+    names = list(asked.slo)
     rows: list[list[Cell]] = []
-    for row in found.candidates.to_dict("records"):
+    for row in recommend.shortlist(found).to_dict("records"):
         line: list[Cell] = [(str(row["what"]), None), (str(row["setting"]) + " *" * bool(row["pareto"]), None)]
         line += [(recommend.with_band(row, name), float(row[f"{name}_s"])) for name in names]
         line += [(three(row["goodput_per_s"]), float(row["goodput_per_s"]))]
         line += [(f"{row['output_tokens_per_s']:,.0f}", float(row["output_tokens_per_s"])), (str(row["meets"]), None)]
         rows.append(line)
-    heads = ["", "setting", *(name.replace("_", " ") for name in names), "goodput (requests/s)", "tokens/s", "meets"]
-    command = f"<pre><code>{html.escape(found.command)}</code></pre>" if found.command else ""
-    notes = "".join(f"<p>{html.escape(note)}</p>" for note in found.notes)
-    asked = found.question
+    heads = ["from", "setting", *(name.replace("_", " ") for name in names)]
+    heads += ["goodput (requests/s)", "output tokens/s", "meets the SLO"]
     load = f"{asked.concurrency} at once" if asked.concurrency else f"{asked.rate_per_s:g} requests/s"
     limits = ", ".join(f"{name.replace('_', ' ')} < {seconds(limit)}" for name, limit in asked.slo.items())
-    head = f"{asked.model} on {asked.gpu}: {load}, {asked.output_tokens} output tokens, {limits}. *: in the Pareto set."
-    return Html(f"<p><strong>{html.escape(head)}</strong></p>{command}{notes}{tables.table(heads, rows)}")
+    head = f"{asked.model} on {asked.gpu}: {load}, {asked.output_tokens} output tokens, {limits}"
+    command = f"<pre><code>{html.escape(found.command)}</code></pre>" if found.command else ""
+    pareto = (
+        f"*: Pareto set of {len(found.candidates)} settings: no other has more goodput and stays further from limits."
+    )
+    notes = "".join(_note(note) for note in (pareto, *found.notes))
+    return Html(f"<p><strong>{html.escape(head)}</strong></p>{command}{tables.table(heads, rows)}{notes}")
 
 
 def fitted_cells() -> Html:

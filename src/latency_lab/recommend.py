@@ -372,21 +372,27 @@ def _meets(question: Question, oracle: Oracle, engine: Engine) -> bool:
     return bool(_judged(question, run.requests, 0.0, {})["worst"] < 1)
 
 
-def text(answer: Answer, most: int = 8) -> str:
-    """An answer for a terminal: the Pareto set and what comes next, the line to paste, and the notes."""
+def shortlist(answer: Answer, most: int = 8) -> pd.DataFrame:
+    """The candidates of the Pareto set, and of the others as many of the best as there is room for; best first."""
     table = answer.candidates
-    shown = pd.concat([table[table["pareto"]], table[~table["pareto"]].head(max(0, most - int(table["pareto"].sum())))])
+    others = table[~table["pareto"]].head(max(0, most - int(table["pareto"].sum())))
+    return pd.concat([table[table["pareto"]], others]).sort_index()
+
+
+def text(answer: Answer) -> str:
+    """An answer for a terminal: the shortlist, the line to paste, and the notes."""
     names = list(answer.question.slo)
     head = ["", "setting", *(name.replace("_", " ") for name in names), "goodput/s", "tokens/s", "meets the SLO"]
     lines = [head]
-    for row in shown.sort_index().to_dict("records"):
+    for row in shortlist(answer).to_dict("records"):
         values = [with_band(row, name) for name in names]
         mark = "*" if row["pareto"] else " "
         rates = [f"{row['goodput_per_s']:.3g}", f"{row['output_tokens_per_s']:,.0f}"]
         lines.append([mark + str(row["what"]), str(row["setting"]), *values, *rates, str(row["meets"])])
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     out = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    out.append(f"* Pareto set of {len(table)} settings: no other has more goodput and stays further from the limits")
+    pareto = f"Pareto set of {len(answer.candidates)} settings"
+    out.append(f"* {pareto}: no other has more goodput and stays further from the limits")
     return "\n".join([*out, "", *answer.notes, *(["", answer.command] if answer.command else [])])
 
 
