@@ -6,7 +6,7 @@ study's intervals take seconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ into so many groups, and groups are drawn. Groups of independent requests vary a
 the same but for its own noise: its width is known to about 1 / sqrt(2 * UNITS), 2 %."""
 
 _BINS = 1024
+_RANKED = 1 << 20
 _AT_ONCE = 1 << 22
 
 
@@ -62,15 +63,13 @@ def estimates(
     """
     if not len(values):
         return np.full(len(wanted) + 1, np.nan), np.full((len(weights), len(wanted) + 1), np.nan)
-    ordered = np.sort(values)
-    drawn = percentiles(*_pool(values, ordered, unit, weights), wanted)
-    finite = np.isfinite(values)
-    kept, owner = (values, unit) if finite.all() else (values[finite], unit[finite])
-    sums, sizes = (np.bincount(owner, weights=of, minlength=weights.shape[1]) for of in (kept, None))
-    lost = weights @ np.bincount(unit[~finite], minlength=weights.shape[1])
+    edges, counts, sums = _pool(values, unit, weights.shape[1])
+    drawn = percentiles(edges, weights @ counts, wanted)
+    lost = weights @ np.isinf(sums)
     with np.errstate(invalid="ignore", divide="ignore"):
-        drawn[:, -1] = np.where(lost > 0, np.inf, (weights @ sums) / (weights @ sizes))
-    return np.array([*_percentiles_of_sorted(ordered, wanted), values.mean()]), drawn
+        means = (weights @ np.where(np.isinf(sums), 0, sums)) / (weights @ counts.sum(axis=1, dtype=float))
+    drawn[:, -1] = np.where(lost > 0, np.inf, means)
+    return np.array([*np.percentile(values, wanted), values.mean()]), drawn
 
 
 def percentiles(values: np.ndarray, weights: np.ndarray, wanted: Sequence[float]) -> np.ndarray:
@@ -119,34 +118,48 @@ def ends(drawn: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
     return ends[0], ends[1]
 
 
-def _pool(
-    values: np.ndarray, ordered: np.ndarray, unit: np.ndarray, weights: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct values in order, and how often each is in each draw of units. `ordered`: the values, sorted.
+def _pool(values: np.ndarray, unit: np.ndarray, units: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Distinct values in order, how often each unit has each of them, and the sum of each unit's values.
 
     More than `_BINS` distinct values are binned, half of the bins evenly up to p90 and half in the tail down
     to 10^-4, so that 10^9 values still fit: an interval's end moves by less than 0.2 percentiles (0.02 past
     p99).
     """
-    if np.count_nonzero(ordered[1:] != ordered[:-1]) < _BINS:
-        edges = np.unique(ordered)
-    else:
+    distinct, key_of = _keys(values)
+    parts = [slice(at, at + _AT_ONCE) for at in range(0, len(values), _AT_ONCE)]  # no second copy of the values
+    held = np.zeros(len(distinct), dtype=np.int64)
+    for part in parts:
+        held += np.bincount(key_of(part), minlength=len(distinct))
+    edges = np.flatnonzero(held)
+    if len(edges) > _BINS:
         half = _BINS // 2
         at = np.concatenate([np.linspace(0, 0.9, half), 1 - np.geomspace(0.1, 1e-4, half - 1), [1.0]])
-        edges = np.unique(ordered[np.ceil(at * (len(ordered) - 1)).astype(int)])
-    cells = weights.shape[1] * len(edges)
-    counts = np.zeros(cells, dtype=np.float32)
-    for start in range(0, len(values), _AT_ONCE):  # so that memory holds no second copy of the values
-        some = slice(start, start + _AT_ONCE)
-        counts += np.bincount(unit[some] * len(edges) + np.searchsorted(edges, values[some]), minlength=cells)
-    return edges, weights @ counts.reshape(-1, len(edges))
+        edges = np.unique(np.searchsorted(np.cumsum(held), np.ceil(at * (len(values) - 1)), side="right"))
+    bins = np.searchsorted(edges, np.arange(len(distinct))).astype(np.int32)
+    cells = units * len(edges)
+    counts, sums = np.zeros(cells, dtype=np.float32), np.zeros(units)
+    for part in parts:
+        owner = unit[part].astype(np.int64)
+        counts += np.bincount(owner * len(edges) + bins[key_of(part)], minlength=cells)
+        sums += np.bincount(owner, weights=values[part], minlength=units)
+    return distinct[edges], counts.reshape(units, len(edges)), sums
 
 
-def _percentiles_of_sorted(ordered: np.ndarray, wanted: Sequence[float]) -> list[float]:
-    """As numpy's default, without another copy of a large array."""
-    out = []
-    for p in wanted:
-        at = (len(ordered) - 1) * p / 100
-        lower, upper = ordered[int(np.floor(at))], ordered[int(np.ceil(at))]
-        out.append(lower if lower == upper else lower + (at - np.floor(at)) * (upper - lower))
-    return out
+def _keys(values: np.ndarray) -> tuple[np.ndarray, Callable[[slice], np.ndarray]]:
+    """Small integers in the order of the values: the value of each integer, and the integers of some of the values.
+
+    Ranks, unless there are so many values that sorting them would take the most time: then the first bits of a float,
+    which tell values apart that differ by 0.01 %.
+    """
+    if len(values) <= _RANKED or values.min() < 0:
+        distinct, rank = np.unique(values, return_inverse=True)
+        return distinct, lambda part: rank[part]
+    dropped = 10  # of a float's 32 bits; those of one sign are in its order
+
+    def first_bits(part: slice) -> np.ndarray:
+        return values[part].astype(np.float32).view(np.int32) >> dropped
+
+    last = int(np.float32(values.max()).view(np.int32)) >> dropped
+    middle = (np.arange(last + 1, dtype=np.int32) << dropped) + (1 << dropped - 1)
+    distinct = middle.view(np.float32).astype(float)
+    return np.where(np.isnan(distinct), np.inf, distinct), first_bits

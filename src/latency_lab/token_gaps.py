@@ -63,14 +63,12 @@ def itl(requests: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 
     Both in the order of the requests.
     """
-    chunks = _chunks(requests)
-    ok = requests["error"].isna().to_numpy()[chunks.row]
-    waited = ok & ~np.isnan(chunks.gap_s)
+    chunks = _chunks(requests, requests["error"].isna().to_numpy())
+    waited = ~np.isnan(chunks.gap_s)
     row, itl_s = chunks.row[waited], chunks.gap_s[waited]
-    together = np.where(ok, chunks.tokens - 1, 0)
-    if not together.any():
+    if not (chunks.tokens > 1).any():
         return row, itl_s
-    row = np.concatenate([row, np.repeat(chunks.row, together)])
+    row = np.concatenate([row, np.repeat(chunks.row, np.maximum(chunks.tokens - 1, 0))])
     order = np.argsort(row, kind="stable")
     return row[order], np.concatenate([itl_s, np.zeros(len(row) - len(itl_s))])[order]
 
@@ -79,13 +77,13 @@ def _arrivals_s(requests: pd.DataFrame, chunks: Chunks) -> np.ndarray:
     return np.asarray(as_float(requests["sent_s"]).to_numpy()[chunks.row] + chunks.after_s)
 
 
-def _chunks(requests: pd.DataFrame) -> Chunks:
-    """The chunks of tokens of streaming requests."""
+def _chunks(requests: pd.DataFrame, wanted: np.ndarray | bool = True) -> Chunks:
+    """The chunks of tokens of streaming requests, of all or of those `wanted`."""
     (times, lengths), (tokens, known) = (_flat(requests[name]) for name in ("token_times_s", "token_counts"))
-    streamed = requests["streaming"].to_numpy(bool)
-    if not streamed.all():
-        times, tokens = times[np.repeat(streamed, lengths)], tokens[np.repeat(streamed, known)]
-        lengths, known = np.where(streamed, lengths, 0), np.where(streamed, known, 0)
+    mine = requests["streaming"].to_numpy(bool) & wanted
+    if not mine.all():
+        times, tokens = times[np.repeat(mine, lengths)], tokens[np.repeat(mine, known)]
+        lengths, known = np.where(mine, lengths, 0), np.where(mine, known, 0)
     row = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
     after_s = times.astype(float)
     gap_s = np.diff(after_s, prepend=np.nan)
