@@ -51,6 +51,7 @@ FITTED = (
 LONG_PREFILL = 4096
 LEAST_STEPS = 10
 """Fewer steps than this make no median of decode steps."""
+_SUMMED = ("took_s", "requests", "tokens", "context", "pairs")
 
 
 def fitted(cells: pd.DataFrame) -> pd.Series:
@@ -214,27 +215,29 @@ def _decode(own: pd.DataFrame, engine: Engine) -> Iterable[dict[str, Any]]:
     steps = own[quiet & own["end_s"].notna()]
     took_s = steps["end_s"] - np.fmax(steps["start_s"], steps["before_s"])
     doubling = np.floor(np.log2(steps["context"] / steps["requests"]))
-    for _, group in steps.assign(took_s=took_s).groupby(["requests", doubling], sort=True):
-        if len(group) >= LEAST_STEPS:
-            yield _sum("decode", 1, group.median(numeric_only=True), engine)
+    grouped = steps.assign(took_s=took_s).groupby([steps["requests"].rename("width"), doubling.rename("length")])
+    enough = grouped.size() >= LEAST_STEPS
+    for total in grouped[list(_SUMMED)].median()[enough].to_dict("records"):
+        yield _row("decode", 1, total, engine)
 
 
 def _prefill(own: pd.DataFrame, engine: Engine) -> Iterable[dict[str, Any]]:
     """Steps with a long prompt, each with the one whose tokens it held back; of a synchronous engine all prefills."""
     least = LONG_PREFILL if engine.asynchronous else 1
-    for at in np.flatnonzero((own["prefill"] >= least) & own["end_s"].notna()):
+    prefill, start_s, before_s, end_s = (
+        own[name].to_numpy(float) for name in ("prefill", "start_s", "before_s", "end_s")
+    )
+    work = own[["requests", "tokens", "context", "pairs"]].to_numpy(float)
+    for at in np.flatnonzero((prefill >= least) & ~np.isnan(end_s)):
         first = at
-        if own["before_s"].iloc[at] > own["start_s"].iloc[at]:
+        if before_s[at] > start_s[at]:
             first = at - 1
-            if first < 2 or (own["prefill"].iloc[first - 2 : at] > 0).any():
+            if first < 2 or (prefill[first - 2 : at] > 0).any():
                 continue  # what ran before would be counted in
-        part = own.iloc[first : at + 1]
-        began = np.fmax(part["start_s"].iloc[0], part["before_s"].iloc[0])
-        total = part[["requests", "tokens", "context", "pairs"]].sum()
-        total["took_s"] = own["end_s"].iloc[at] - began
-        yield _sum("prefill", len(part), total, engine)
+        took_s = end_s[at] - np.fmax(start_s[first], before_s[first])
+        total = dict(zip(_SUMMED, (took_s, *work[first : at + 1].sum(axis=0)), strict=True))
+        yield _row("prefill", int(at - first + 1), total, engine)
 
 
-def _sum(kind: str, steps: int, total: pd.Series, engine: Engine) -> dict[str, Any]:
-    names = ("took_s", "requests", "tokens", "context", "pairs")
-    return {"kind": kind, "steps": steps, "cache": engine.cache} | {name: float(total[name]) for name in names}
+def _row(kind: str, steps: int, total: Mapping[Any, float], engine: Engine) -> dict[str, Any]:
+    return {"kind": kind, "steps": steps, "cache": engine.cache} | {name: float(total[name]) for name in _SUMMED}

@@ -71,12 +71,9 @@ def replay(cell: observations.Cell, requests: pd.DataFrame, fit: Fit) -> Run:
     loads = []
     for name, own in requests.sort_values("request").groupby("class_name", sort=False):
         lone = cell["load"] == "closed"
-        asks = [
-            Ask(int(prompt - (0 if pd.isna(cached) else cached)), int(output), 0.0 if lone else float(due))
-            for prompt, cached, output, due in zip(
-                own["prompt_tokens"], own["cached_tokens"], own["output_tokens"], own["scheduled_s"], strict=True
-            )
-        ]
+        prompts = (own["prompt_tokens"] - own["cached_tokens"].fillna(0)).astype(int).tolist()
+        due_s = [0.0] * len(own) if lone else own["scheduled_s"].tolist()
+        asks = [Ask(*ask) for ask in zip(prompts, own["output_tokens"].astype(int).tolist(), due_s, strict=True)]
         loads.append(Load(asks, int(cell["concurrency"]) if lone else None, str(name)))
     return simulate(loads, engine, time, fit.costs)
 
