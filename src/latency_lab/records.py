@@ -186,13 +186,38 @@ def pack(source: Path, target: Path) -> None:
             continue
         with (
             replacing(target / f"{kind}.parquet") as temporary,
-            pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
+            _packing(temporary, schema) as writer,
         ):
             for cell in cells.column("cell").to_pylist():
                 if cell in by_name:
                     data = _read(by_name[cell], schema)
                     writer.write_table(data, row_group_size=max(1, data.num_rows))
     write_parquet(cells, target / "cells.parquet")
+
+
+def _packing(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    """A writer for files that are committed: half the size of the plain ones.
+
+    Times differ in their last bits and hardly in their first, so floats are stored byte by byte (Parquet's
+    BYTE_STREAM_SPLIT): nothing is rounded.
+    """
+    leaves = pq.ParquetFile(pa.BufferReader(_empty(schema))).schema
+    floats = [leaf.path for leaf in leaves if leaf.physical_type in ("FLOAT", "DOUBLE")]
+    others = [leaf.path for leaf in leaves if leaf.path not in floats]
+    return pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        compression_level=15,
+        use_dictionary=others,
+        use_byte_stream_split=floats,
+    )
+
+
+def _empty(schema: pa.Schema) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    pq.write_table(schema.empty_table(), sink)
+    return sink.getvalue()
 
 
 def _files(folder: Path, kind: str) -> tuple[list[Path], list[Path]]:
