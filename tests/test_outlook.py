@@ -119,7 +119,9 @@ def test_published_rates_have_their_sources_and_no_link_that_the_page_would_fetc
 
 def test_floors_say_what_they_are():
     said = text(prediction_tables.floors(L4))
-    assert "Predicted, not measured. made up. In brackets: the band" in said
+    assert (
+        "Predicted, not measured: TPOT and TTFT of a request alone" in said and "made up. In brackets: the band" in said
+    )
     assert "int4: not measured here, predicted with the costs of unquantized weights." in said
 
 
@@ -134,7 +136,13 @@ def test_the_recommendation_is_a_table_with_the_line_to_paste():
     found = prediction_tables.recommendation(asked, [], KNOWN)
     said = text(found)
     assert f"{MODEL} on L4: 20 at once, 16 output tokens, e2e p95 < 1 s" in said
-    assert "<pre><code>vllm serve" in found and "No L4 was measured here" in said
+    assert '<pre class="command">vllm serve' in found and "No L4 was measured here" in said
+
+
+def test_fitted_cells_are_said_a_study_and_a_set_of_workloads_at_a_time():
+    said = text(prediction_tables.fitted_cells())
+    assert "h200-quantization: alone c=1, chat c=128, document c=1 on bf16, fp8, awq-int4, w8a8-int8;" in said
+    assert "cpu-smoke: chat c=1, long-prompts on *" in said
 
 
 def test_machines_are_listed_with_their_sources():

@@ -58,7 +58,7 @@ def errors(cells: pd.DataFrame) -> Html:
         shown = ("median", "p90", "within_25", "repeats_median", "repeats_p90")
         rows.append([*head, *(_percent(row[name]) for name in shown)])
     names = ["machine", "cells", "metric", "points", "median error", "p90 error", "within 25 %"]
-    names += ["a repeat by the others: median", "p90"]
+    names += ["repeats: median", "p90"]
     left = cells[cells["problem"].ne("")].drop_duplicates("cell")
     text = "; ".join(f"{n} cells: {problem}" for problem, n in left["problem"].value_counts(sort=False).items())
     return Html(tables.table(names, rows) + (_note(f"Not predicted: {text}.") if text else ""))
@@ -86,23 +86,25 @@ def other_gpus(fit: Fit | None) -> Html:
         return _NO_GPU
     table = published.check(fit)
     rows: list[list[Cell]] = []
-    links = []
+    sources: list[str] = []
     for row in table.to_dict("records"):
-        if row["url"] not in links:
-            links.append(row["url"])
+        source = f"{row['url']} ({row['note']})"
+        if source not in sources:
+            sources.append(source)
         what = f"{row['model']}, {row['weights']}{', older kernel' if row['old_kernel'] else ''}"
-        head: list[Cell] = [(row["gpu"], None), (what, None), (str(row["concurrency"]), float(row["concurrency"]))]
+        head: list[Cell] = [(row["gpu"], None), (what, None), (f"[{sources.index(source) + 1}]", None)]
+        head.append((str(row["concurrency"]), float(row["concurrency"])))
         head.append((row["metric"].upper(), None))
         values: list[Cell] = [(seconds(row[name]), float(row[name])) for name in ("measured_s", "predicted_s")]
-        rows.append([*head, *values, _percent(row["error"]), (f"[{links.index(row['url']) + 1}] {row['note']}", None)])
-    names = ["GPU", "model, weights", "concurrency", "metric", "published", "predicted", "error", "source, remarks"]
+        rows.append([*head, *values, _percent(row["error"])])
+    names = ["GPU", "model, weights", "source", "concurrency", "metric", "published", "predicted", "error"]
     kept = table[~table["old_kernel"]]
     said = ", ".join(
         f"{metric.upper()} {100 * own.abs().median():.1f} % (worst {100 * own.abs().max():.0f} %)"
         for metric, own in ((name, kept.loc[kept["metric"] == name, "error"]) for name in ("tpot", "ttft", "e2e"))
     )
-    sources = "; ".join(f"[{i}] {link}" for i, link in enumerate(links, 1))
-    text = f"Median error without the older kernel: {said}. None of these rates was fitted. Sources: {sources}."
+    listed = "; ".join(f"[{number}] {source}" for number, source in enumerate(sources, 1))
+    text = f"Median error without the older kernel: {said}. None of these rates was fitted. Sources: {listed}."
     return Html(tables.table(names, rows) + _note(text))
 
 
@@ -121,10 +123,11 @@ def floors(oracle: Oracle | None) -> Html:
         own = longest[longest["weights"] == row["weights"]]
         line += [(f"{n} ({sure})", float(n)) for n, sure in zip(own["tokens"], own["sure"], strict=True)]
         rows.append(line)
-    names = ["weights", "read a step (GB)", "TPOT bound (ms)", "TPOT alone (ms)", "TTFT alone (ms)"]
-    names += [f"tokens within 1 s, {level} at once" for level in (1, 8, 20, 64)]
-    note = (
-        f"Predicted, not measured. {oracle.note} In brackets: the band; in parentheses: tokens even at its upper end."
+    names = ["weights", "GB a step", "TPOT bound (ms)", "TPOT (ms)", "TTFT (ms)"]
+    names += [f"in 1 s, {level} at once" for level in (1, 8, 20, 64)]
+    note = "Predicted, not measured: TPOT and TTFT of a request alone, and how many tokens an output may have so that "
+    note += (
+        f"p95 of E2E is under 1 s. {oracle.note} In brackets: the band; in parentheses: tokens even at its upper end."
     )
     note += f" {oracle.unfitted(outlook.formats(oracle))}".rstrip()
     return Html(tables.table(names, rows) + _note(note))
@@ -171,16 +174,17 @@ def recommendation(asked: Question, studies: Sequence[records.Records], known: M
     rows: list[list[Cell]] = []
     for row in recommend.shortlist(found).to_dict("records"):
         line: list[Cell] = [(str(row["what"]), None), (str(row["setting"]) + " *" * bool(row["pareto"]), None)]
+        line.append((str(row["meets"]), None))
         line += [(recommend.with_band(row, name), float(row[f"{name}_s"])) for name in names]
         line += [(three(row["goodput_per_s"]), float(row["goodput_per_s"]))]
-        line += [(f"{row['output_tokens_per_s']:,.0f}", float(row["output_tokens_per_s"])), (str(row["meets"]), None)]
+        line += [(f"{row['output_tokens_per_s']:,.0f}", float(row["output_tokens_per_s"]))]
         rows.append(line)
-    heads = ["from", "setting", *(name.replace("_", " ") for name in names)]
-    heads += ["goodput (requests/s)", "output tokens/s", "meets the SLO"]
+    heads = ["from", "setting", "meets", *(name.replace("_", " ") for name in names)]
+    heads += ["goodput (requests/s)", "output tokens/s"]
     load = f"{asked.concurrency} at once" if asked.concurrency else f"{asked.rate_per_s:g} requests/s"
     limits = ", ".join(f"{name.replace('_', ' ')} < {seconds(limit)}" for name, limit in asked.slo.items())
     head = f"{asked.model} on {asked.gpu}: {load}, {asked.output_tokens} output tokens, {limits}"
-    command = f"<pre><code>{html.escape(found.command)}</code></pre>" if found.command else ""
+    command = f'<pre class="command">{html.escape(found.command)}</pre>' if found.command else ""
     pareto = (
         f"*: Pareto set of {len(found.candidates)} settings: no other has more goodput and stays further from limits."
     )
@@ -190,8 +194,14 @@ def recommendation(asked: Question, studies: Sequence[records.Records], known: M
 
 def fitted_cells() -> Html:
     """Which cells are fitted; all others are held out."""
-    said = "; ".join(f"{study}: {workload} on {setting}" for study, setting, workload in observations.FITTED)
-    return Html(_note(f"Fitted (* is any): {said}."))
+    workloads: dict[tuple[str, str], list[str]] = {}
+    for study, setting, workload in observations.FITTED:
+        workloads.setdefault((study, setting), []).append(workload)
+    settings: dict[tuple[str, str], list[str]] = {}
+    for (study, setting), points in workloads.items():
+        settings.setdefault((study, ", ".join(points)), []).append(setting)
+    said = "; ".join(f"{study}: {points} on {', '.join(each)}" for (study, points), each in settings.items())
+    return Html(_note(f"Fitted, where it was measured (* is any setting): {said}."))
 
 
 def _percent(value: float) -> Cell:

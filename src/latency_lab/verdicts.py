@@ -12,7 +12,7 @@ from latency_lab.claims import NOT_TESTED, VERDICTS, Verdict
 from latency_lab.proving import DEPENDS, REFUTED, SUPPORTED, UNDECIDED, Finding
 from latency_lab.tables import Html
 
-_MARKS = dict(zip(VERDICTS, ("✔", "✘", "◐", "?", "–"), strict=True))
+MARKS = dict(zip(VERDICTS, ("✔", "✘", "◐", "?", "–"), strict=True))
 """Beside the word, never in its place: a verdict must not hang on a sign or a colour."""
 
 
@@ -34,7 +34,7 @@ def table(verdicts: Sequence[Verdict]) -> Html:
     rows = [
         (
             v.claim.id,
-            _said(v.verdict),
+            marked(v.verdict),
             _effect(v),
             _study(v),
             f"{v.machine}, {v.weights or 'computed'}" if v.study else "",
@@ -72,7 +72,7 @@ def passages(verdicts: Sequence[Verdict], figures: Path) -> Html:
 
 def _passage(verdict: Verdict) -> str:
     """The verdict in a paragraph; all of its conditions folded below where there are more than it tells."""
-    head = f"<strong>{_MARKS[verdict.verdict]} {verdict.verdict.capitalize()}</strong>"
+    head = f"<strong>{MARKS[verdict.verdict]} {verdict.verdict.capitalize()}</strong>"
     if verdict.verdict == NOT_TESTED:
         return f"<p>{head}: {_text(verdict.on)}.</p>"
     where = f"{verdict.machine}, study {_study(verdict)}, {verdict.model} with {verdict.weights} weights"
@@ -112,7 +112,7 @@ def _disagreement(verdicts: Sequence[Verdict]) -> str:
 
 
 def _numbers(finding: Finding) -> str:
-    return f"{_MARKS[finding.verdict]} {_text(finding.numbers or f'{finding.condition}: {finding.on}')}"
+    return f"{MARKS[finding.verdict]} {_text(finding.numbers or f'{finding.condition}: {finding.on}')}"
 
 
 def _effect(verdict: Verdict) -> str:
@@ -140,8 +140,9 @@ def _first(reasons: str) -> str:
     return f"{first} (and {len(more)} more)" if more else first
 
 
-def _said(verdict: str) -> str:
-    return f"{_MARKS[verdict]} {verdict}"
+def marked(verdict: str) -> str:
+    """A verdict with its mark."""
+    return f"{MARKS[verdict]} {verdict}"
 
 
 def _text(value: object) -> str:
