@@ -216,6 +216,8 @@ def _user_errors() -> tuple[type[Exception], ...]:
         errors += (sys.modules["latency_lab.sweep"].SweepError,)
     if "latency_lab.vllm_bench" in sys.modules:
         errors += (sys.modules["latency_lab.vllm_bench"].BenchError,)
+    if "latency_lab.headline" in sys.modules:
+        errors += (sys.modules["latency_lab.headline"].NoLongerTrue,)
     if "latency_lab.recommend" in sys.modules:
         from latency_lab import goodput, gpus, recommend
 
