@@ -84,3 +84,11 @@ def test_the_shipped_gguf_is_the_one_expected(tmp_path, monkeypatch):
     monkeypatch.setattr(models, "_SMOLLM2_GGUF_SHA256", "0" * 64)
     with pytest.raises(models.ModelError, match="SHA-256 differs"):
         models.smollm2(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("weights", "args", "said"),
+    [("real", {}, "real"), ("random", {}, "random"), ("real", {"load_format": "dummy"}, "random")],
+)
+def test_weights_that_the_engine_draws_are_called_random_whatever_the_model(weights, args, said):
+    assert models.weights(models.Model("any", "any", weights, "0"), args) == said

@@ -318,7 +318,7 @@ class Job:
             "asked": json.dumps(self.setting.asked, sort_keys=True),
             "env": json.dumps(self.study.env, sort_keys=True),
             "model": self.model.name,
-            "weights": self.model.weights,
+            "weights": models.weights(self.model, self.setting.args),
             "model_digest": self.model.digest,
             "seed": self.study.seed,
         }

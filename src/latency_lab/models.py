@@ -16,6 +16,7 @@ import io
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,11 @@ def prepare(source: Any, cache: Path) -> Model:
                 engine_args={"load_format": "dummy", "skip_tokenizer_init": True},
             )
     raise ModelError(f"model source {source.source!r} is not known; allowed: hub, folder, smollm2, config")
+
+
+def weights(model: Model, args: Mapping[str, Any]) -> str:
+    """Whether an engine with these arguments computes with 'real' or 'random' weights, wherever the model is from."""
+    return "random" if args.get("load_format") == "dummy" else model.weights
 
 
 def shipped_configs() -> list[str]:
