@@ -39,7 +39,7 @@ from latency_lab.load import Request, Stream
 from latency_lab.openai_source import Address
 from latency_lab.study_grid import Door
 
-SERVE_PAIRS, SERVE_WARMUPS = 6, 4
+SERVE_PAIRS, SERVE_WARMUPS = 10, 4
 THROUGHPUT_PAIRS = 8
 
 _CPU = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": engine.CPU_KV_CACHE_BYTES}
