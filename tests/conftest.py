@@ -92,11 +92,21 @@ def swept(data_root, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def measured(tmp_path_factory):
-    """All scenarios on a traced engine whose KV cache is small."""
+def traced_engine(tmp_path_factory):
+    """All scenarios on a traced engine whose KV cache is small, and some once more with other limits."""
     import scenarios
 
-    return asyncio.run(scenarios.run(scenarios.KV_TOKENS // 32 + 1, True, tmp_path_factory.mktemp("traced")))[0]
+    return asyncio.run(scenarios.run(scenarios.KV_TOKENS // 32 + 1, True, tmp_path_factory.mktemp("traced")))
+
+
+@pytest.fixture(scope="session")
+def measured(traced_engine):
+    return traced_engine[0]
+
+
+@pytest.fixture(scope="session")
+def limited(traced_engine):
+    return traced_engine[2]
 
 
 @pytest.fixture(scope="session")

@@ -48,18 +48,37 @@ SCENARIOS = {
 }
 
 
+LOWERED = {"max_num_batched_tokens": 64, "max_num_seqs": 2}
+"""Limits that the traced engine is given while it lives, before it gets those of its start again."""
+
+
 async def run(kv_blocks, traced, folder):
-    """{scenario: (client's run, recorded steps)} of one engine start, and what its server answered."""
+    """Of one engine start: {scenario: (client's run, recorded steps)}, what its server answered, and, where traced,
+    the same of some scenarios with LOWERED limits and, in the end, with those of the start again.
+    """
     model = models.prepare(SmolLM2(), MODELS)
     args = {**ARGS, **({"num_gpu_blocks_override": kv_blocks} if kv_blocks else {})}
-    found = {}
     async with engine.running(args, model, log=folder / "engine.log", ledger=folder, trace=traced) as living:
-        for name, requests in SCENARIOS.items():
-            await living.tracer.begin()
-            stream = Stream("any", None, None, 0.0, iter(requests))
-            run = await client.drive(living, [stream], name=name, timeout_s=120)
-            found[name] = run, await living.tracer.end(run.zero_s, {**KEYS, "cell": name})
-        return found, await ask_server(living)
+        found = {name: await _measure(living, name) for name in SCENARIOS}
+        answers, limited = await ask_server(living), {}
+        if traced:
+            as_started, too_many = living.facts, {**LOWERED, "max_num_seqs": SEQS + 1}
+            with pytest.raises(engine.EngineError, match="not within"):
+                await living.limit(too_many)
+            await living.limit(LOWERED)
+            limited = {name: await _measure(living, name) for name in ("lone", "burst")}
+            limited["facts"] = as_started, living.facts
+            await living.limit({name: ARGS[name] for name in LOWERED})
+            limited["burst as started"] = await _measure(living, "burst")
+            limited["facts as started"] = living.facts
+        return found, answers, limited
+
+
+async def _measure(living, name):
+    await living.tracer.begin()
+    stream = Stream("any", None, None, 0.0, iter(SCENARIOS[name]))
+    run = await client.drive(living, [stream], name=name, timeout_s=120)
+    return run, await living.tracer.end(run.zero_s, {**KEYS, "cell": name})
 
 
 async def ask_server(living):

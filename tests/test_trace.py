@@ -181,7 +181,7 @@ def test_why_there_are_no_steps():
     with trace.offered(True) as tracer:
         assert "no scheduler of this engine" in asyncio.run(cell(tracer)).note
         (tracer.folder / "1").touch()  # a socket whose process has ended
-        assert "did not give its steps" in asyncio.run(cell(tracer)).note
+        assert "did not answer" in asyncio.run(cell(tracer)).note
     with trace.offered(True) as tracer:
         assert tracer.engine_args({"scheduler_cls": "my.Scheduler"}) == {}
         assert "scheduler_cls of its own" in asyncio.run(cell(tracer)).note
@@ -245,8 +245,8 @@ def test_records_from_before_there_were_steps_still_load(tmp_path):
 # --- vLLM's own schedulers, without a model -----------------------------------------------------------------
 
 
-def vllm_scheduler(asynchronous, traced, blocks=101):
-    """A scheduler as vLLM's engine makes it: budget 128, 8 requests, blocks of 16 tokens (one is never used)."""
+def vllm_scheduler(asynchronous, traced, blocks=101, budget=128, seqs=8):
+    """A scheduler as vLLM's engine makes it, with blocks of 16 tokens (one is never used)."""
     import torch
     from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -255,8 +255,8 @@ def vllm_scheduler(asynchronous, traced, blocks=101):
     folder = models.published_config("smollm2-135m-instruct")
     model = ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=1024)
     scheduler = SchedulerConfig(
-        max_num_seqs=8,
-        max_num_batched_tokens=128,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=budget,
         max_model_len=1024,
         is_encoder_decoder=False,
         scheduler_cls=trace.SCHEDULER if traced else None,

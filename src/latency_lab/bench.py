@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from latency_lab import ROOT, bench_client, bench_fidelity, bench_http, bench_trace, machine
+from latency_lab import ROOT, bench_client, bench_fidelity, bench_hot, bench_http, bench_trace, machine
 from latency_lab.vllm_bench import BenchError
 
 RESULTS = ROOT / "data" / "runs" / "fidelity"
+REUSE = ROOT / "data" / "runs" / "bench" / "hot-limits"
 
 PARTS: dict[str, tuple[bool, Callable[[], None]]] = {
     "client": (False, bench_client.cost),
@@ -21,6 +22,7 @@ PARTS: dict[str, tuple[bool, Callable[[], None]]] = {
     "trace": (True, lambda: asyncio.run(bench_trace.cost())),
     "serve": (True, lambda: asyncio.run(bench_fidelity.serve(RESULTS))),
     "throughput": (True, lambda: bench_fidelity.throughput(RESULTS)),
+    "hot": (True, lambda: bench_hot.compare(REUSE)),
 }
 """By name: whether a part needs vLLM, and what runs it."""
 

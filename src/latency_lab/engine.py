@@ -92,6 +92,7 @@ class EngineFacts:
     """What a started engine says of itself; the names are columns of `cells` (units there).
 
     unapplied : says so where weights that were to be quantized are not
+    started : the limits that the engine was started with, where it has been given others since
     """
 
     engine_start_s: float
@@ -103,6 +104,13 @@ class EngineFacts:
     memory_used_before_bytes: int
     cpu_load_before: float
     unapplied: str | None = None
+    started: dict[str, int] | None = None
+
+    def limited(self, limits: Mapping[str, int]) -> EngineFacts:
+        """The same of an engine that has been given other limits."""
+        resolved = {**self.resolved, **limits}
+        started = {name: self.resolved[name] for name in limits}
+        return dataclasses.replace(self, resolved=resolved, resolved_id=_resolved_id(resolved), started=started)
 
     @property
     def setting_values(self) -> dict[str, Any]:
@@ -124,6 +132,23 @@ class Engine:
         self._params = SamplingParams
         self._delta = RequestOutputKind.DELTA
         self._logprob_gaps: dict[str, list[float]] | None = None
+        self._as_started = facts
+
+    async def limit(self, limits: Mapping[str, int]) -> None:
+        """Go on as an engine that was started with other max_num_batched_tokens and max_num_seqs, or lower ones again.
+
+        `facts` say so from then on. What the prefix cache holds is dropped. Raises EngineError where it can't be.
+        """
+        resolved = {name: self._as_started.resolved[name] for name in limits}
+        if any(limits[name] > resolved[name] for name in limits):
+            raise EngineError(f"limits {dict(limits)} are not within what vLLM made of those of the start, {resolved}")
+        try:
+            await self.tracer.limit(limits["max_num_batched_tokens"], limits["max_num_seqs"])
+        except tracing.TraceError as error:
+            raise EngineError(f"the limits of the living engine could not be changed: {error}") from error
+        if not await self.llm.reset_prefix_cache():
+            raise EngineError("the limits of the living engine were changed, but its prefix cache could not be emptied")
+        self.facts = self._as_started.limited(limits)
 
     async def stream(self, request_id: str, request: Request) -> AsyncIterator[Piece]:
         """A request's tokens as they come. Greedy.
@@ -276,10 +301,6 @@ async def _facts(
 ) -> EngineFacts:
     cache = llm.vllm_config.cache_config
     resolved = resolve(llm.vllm_config, args)
-    # A traced scheduler decides as vLLM's own does: neither the seed nor tracing makes it another configuration.
-    identity = {name: value for name, value in resolved.items() if name != "seed"}
-    if identity.get("scheduler_cls") == tracing.SCHEDULER:
-        identity["scheduler_cls"] = None
     blocks = cache.num_gpu_blocks
     try:
         weights = await asyncio.wait_for(llm.collective_rpc("latency_lab_weight_bytes"), timeout=60)
@@ -293,7 +314,7 @@ async def _facts(
     return EngineFacts(
         engine_start_s=start_s,
         resolved=resolved,
-        resolved_id=digest(identity),
+        resolved_id=_resolved_id(resolved),
         kv_cache_blocks=blocks,
         kv_cache_tokens=blocks * cache.block_size if blocks else None,
         weight_bytes=weight_bytes,
@@ -301,6 +322,14 @@ async def _facts(
         cpu_load_before=load_before,
         unapplied=quantization.unapplied(method, weight_bytes, model.hf_text_config.to_dict(), model.dtype.itemsize),
     )
+
+
+def _resolved_id(resolved: Mapping[str, Any]) -> str:
+    """A traced scheduler decides as vLLM's own does: neither the seed nor tracing makes it another configuration."""
+    identity = {name: value for name, value in resolved.items() if name != "seed"}
+    if identity.get("scheduler_cls") == tracing.SCHEDULER:
+        identity["scheduler_cls"] = None
+    return digest(identity)
 
 
 def resolve(config: Any, args: Mapping[str, Any]) -> dict[str, Any]:

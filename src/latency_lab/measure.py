@@ -3,6 +3,10 @@
 A job is one setting of a study. It owns the folder <runs>/<study>/<setting>-<hash>/ with the executed notebook, the
 engine's log, the parameters that it was really run with, and two parquet files a cell (see records.py). Cells that the
 folder already holds are not measured again.
+
+Where a study says `engine_reuse: hot`, one engine serves several jobs one after another (`Job.members`), and its limits
+are changed in between. The first of them with cells to measure leads: the notebook, the log and the parameters are in
+its folder, the cells in their own jobs' folders, just as if each job had had an engine to itself.
 """
 
 from __future__ import annotations
@@ -32,9 +36,10 @@ from latency_lab import (
     records,
     schemas,
     steps,
+    study_hot,
     vllm_args,
 )
-from latency_lab.study import CellPlan, Setting, Study, load_study
+from latency_lab.study import CellPlan, Setting, Study, StudyError, load_study
 
 FINISHED = ("done", "refused")
 """Statuses that a resumed sweep keeps; cells that failed or timed out are measured again."""
@@ -65,7 +70,7 @@ def setting_id(setting: Setting, model: models.Model, env: dict[str, str], seed:
     )
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
     """One setting of a study, ready to be measured. `open_job` makes it."""
 
@@ -75,12 +80,31 @@ class Job:
     runs: Path
     force: bool = False
     rows: list[dict[str, Any]] = field(default_factory=list)
+    members: list[Job] = field(default_factory=list, repr=False, compare=False)
+    """The jobs that one engine serves, in the order to run, this one among them."""
 
     def __post_init__(self) -> None:
+        self.members = self.members or [self]
         self.id = setting_id(self.setting, self.model, self.study.env, self.study.seed)
         slug = re.sub(r"[^A-Za-z0-9.]+", "-", self.setting.label).strip("-")[:60]
         self.folder = self.runs / self.study.name / f"{slug}-{self.id}"
-        self.log = self.folder / "engine.log"
+        self.lead_folder = self.folder
+
+    @property
+    def log(self) -> Path:
+        """The log of the engine that serves this job."""
+        return self.lead_folder / "engine.log"
+
+    @property
+    def hot(self) -> bool:
+        """Whether the engine serves other settings as well."""
+        return len(self.members) > 1
+
+    def lead(self) -> list[Job]:
+        """Make this job the one whose notebook starts the engine; returns the members with cells to measure."""
+        for member in self.members:
+            member.lead_folder = self.folder
+        return [member for member in self.members if member.pending()]
 
     def cell_id(self, plan: CellPlan) -> str:
         """Id of a cell: equal only where setting, workload point, repeat, seed and what is kept are equal."""
@@ -121,36 +145,44 @@ class Job:
         }
 
     async def run(self, show: Callable[[pd.DataFrame], object] = lambda _: None) -> None:
-        """Measure all pending cells; `show` gets the table of cells whenever one has ended.
+        """Measure all pending cells, of the other members too; `show` gets the table of cells whenever one has ended.
 
         Raises engine.EngineError where the engine does not start (unless the study expects that) and engine.EngineDied
         where it dies under load; every cell has its row with the reason by then.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         files.write_text(json.dumps(self.parameters(), indent=1), self.folder / "parameters.json")
-        pending = self.pending()
-        if not pending:
+        left = [(job, job.pending()) for job in self.lead()]
+        if not left:
             return
-        for plan in pending:  # whatever happens from here on, an older result is not taken for the new one
-            for path in self.folder.glob(f"{self.cell_id(plan)}.*.parquet"):
-                path.unlink()
+        for job, pending in left:
+            job.folder.mkdir(parents=True, exist_ok=True)
+            for plan in pending:  # whatever happens from here on, an older result is not taken for the new one
+                for path in job.folder.glob(f"{job.cell_id(plan)}.*.parquet"):
+                    path.unlink()
         self.log.unlink(missing_ok=True)
+        status, facts = "refused" if self.setting.expect == "invalid" else "failed", None
         try:
             async with self._engine() as living:
                 error = living.facts.unapplied
                 if self.setting.expect == "invalid":
-                    error = "the study expects vLLM to refuse this setting, but the engine started"
+                    status, error = "failed", "the study expects vLLM to refuse this setting, but the engine started"
                 if error is not None:
-                    self._give_up(pending, "failed", error, living.facts)
+                    facts = living.facts
                     raise engine.EngineError(error)
-                await self._measure(living, pending, show)
-        except engine.EngineError as error:
-            if self.rows:
-                raise
-            refused = self.setting.expect == "invalid"
-            self._give_up(pending, "refused" if refused else "failed", str(error))
+                for job, pending in left:
+                    if self.hot:
+                        await living.limit({name: job.setting.args[name] for name in study_hot.LIMITS})
+                    await job._measure(living, pending, lambda: show(self.table()))
+        except (engine.EngineError, engine.EngineDied) as error:
+            died = isinstance(error, engine.EngineDied)
+            for job, pending in left:
+                if not job.rows and died:
+                    job._give_up(pending, "skipped", "the engine had died or hung while it served another setting")
+                elif not job.rows:
+                    job._give_up(pending, status, str(error), facts)
             show(self.table())
-            if not refused:
+            if died or status == "failed":
                 raise
 
     def table(self) -> pd.DataFrame:
@@ -167,7 +199,11 @@ class Job:
             "tokens/s",
             "error",
         ]
-        return pd.DataFrame([_line(row) for row in self.rows], columns=columns)
+        rows = [row for job in self.members for row in job.rows]
+        found = pd.DataFrame([_line(row) for row in rows], columns=columns)
+        if self.hot:
+            found.insert(0, "setting", [row["setting"] for row in rows])
+        return found
 
     def give_up(self, status: str, error: str) -> None:
         """Record all cells that have no row yet as `status`: called by the sweep after a notebook that broke off."""
@@ -175,8 +211,9 @@ class Job:
         self._give_up(recorded, status, error)
 
     def _engine(self) -> contextlib.AbstractAsyncContextManager[engine.Engine]:
+        most = study_hot.largest([job.setting for job in self.members]) if self.hot else {}
         return engine.running(
-            self.setting.args,
+            {**self.setting.args, **most},
             self.model,
             log=self.log,
             ledger=self.runs,
@@ -185,9 +222,7 @@ class Job:
             trace=self.study.trace,
         )
 
-    async def _measure(
-        self, living: engine.Engine, pending: list[CellPlan], show: Callable[[pd.DataFrame], object]
-    ) -> None:
+    async def _measure(self, living: engine.Engine, pending: list[CellPlan], show: Callable[[], object]) -> None:
         from tqdm import tqdm  # as text: an executed notebook keeps no widgets
 
         if self.study.trace and living.tracer.note:
@@ -199,9 +234,9 @@ class Job:
             for number, plan in enumerate(bar):
                 current = f"{plan.point.label}, repeat {plan.repeat}"
                 bar.set_postfix_str(current)
-                files.write_text(current, self.folder / CURRENT)
+                files.write_text(current, self.lead_folder / CURRENT)
                 await self._cell(ways, plan, vocabulary)
-                show(self.table())
+                show()
                 if not await _answers(living):
                     self._give_up(
                         pending[number + 1 :],
@@ -209,7 +244,7 @@ class Job:
                         "the engine had died or hung in an earlier cell",
                         living.facts,
                     )
-                    show(self.table())
+                    show()
                     raise engine.EngineDied(f"in {plan.point.label}, repeat {plan.repeat}; see {self.log}")
 
     async def _warm_up(self, ways: doors.Doors, vocabulary: models.Tokens, pending: list[CellPlan]) -> None:
@@ -327,6 +362,8 @@ class Job:
                 "engine_start_s": facts.engine_start_s,
                 "resolved": json.dumps(facts.resolved, sort_keys=True),
                 "resolved_id": facts.resolved_id,
+                "hot": facts.started is not None,
+                **{f"started_{name}": value for name, value in (facts.started or {}).items()},
                 "kv_cache_blocks": facts.kv_cache_blocks,
                 "kv_cache_tokens": facts.kv_cache_tokens,
                 "weight_bytes": facts.weight_bytes,
@@ -348,11 +385,17 @@ def open_job(study: str | Path, setting: str, runs: str | Path = "data/runs", fo
         raise ValueError(
             f"{study}: setting: {setting!r} is not in this study; allowed: {', '.join(s.label for s in settings)}"
         )
-    return jobs(loaded, root_path(runs), force, [chosen])[0]
+    found = jobs(loaded, root_path(runs), force, loaded.together(chosen))
+    return next(job for job in found if job.setting is chosen)
 
 
 def jobs(study: Study, runs: Path, force: bool = False, settings: list[Setting] | None = None) -> list[Job]:
-    """The jobs of a study in the order to run them; models are made ready here. Raises models.ModelError."""
+    """The jobs of a study in the order to run them; models are made ready here.
+
+    Raises models.ModelError, and StudyError where engines can't be reused as the study asks on this machine.
+    """
+    if study.engine_reuse == "hot" and machine.has_gpu():
+        raise StudyError([f"{study.path}: engine_reuse: hot: not shown to change nothing on a GPU; allowed: cold"])
     cache = runs.parent / "models"
     prepared: dict[str, models.Model] = {}
     found = []
@@ -361,7 +404,19 @@ def jobs(study: Study, runs: Path, force: bool = False, settings: list[Setting] 
         if key not in prepared:
             prepared[key] = models.prepare(setting.model, cache)
         found.append(Job(study, setting, prepared[key], runs, force))
+    for job in found:
+        job.members = [other for other in found if other.setting in study.together(job.setting)]
     return found
+
+
+def starts(jobs: list[Job]) -> list[Job]:
+    """The engine starts that it takes to measure what is pending, each as the job that leads it."""
+    leads: list[Job] = []
+    for job in jobs:
+        if job.pending() and not any(job in lead.members for lead in leads):
+            job.lead()
+            leads.append(job)
+    return leads
 
 
 def _line(row: dict[str, Any]) -> list[Any]:

@@ -181,6 +181,14 @@ CELLS = pa.schema(
         _field("asked", pa.string(), "engine arguments that the study gave, as JSON"),
         _field("resolved", pa.string(), "every engine argument as vLLM resolved it, as JSON"),
         _field("resolved_id", pa.string(), "hash of `resolved`: equal for two labels of one configuration"),
+        _field(
+            "hot",
+            pa.bool_(),
+            "true where one engine served several settings, with its limits changed while it lived: those of this cell "
+            "are max_num_batched_tokens and max_num_seqs; null where nobody noted it: it was not",
+        ),
+        _field("started_max_num_batched_tokens", pa.int32(), "where hot: the budget that the engine was started with"),
+        _field("started_max_num_seqs", pa.int32(), "where hot: the max_num_seqs that the engine was started with"),
         _field("env", pa.string(), "environment variables that shaped the run, as JSON"),
         _field("kv_cache_blocks", pa.int32(), "blocks in the KV cache"),
         _field("kv_cache_tokens", pa.int64(), "tokens that the KV cache holds"),

@@ -19,11 +19,12 @@
     repeats: 3
     warmup: 4
     seed: 0
+    engine_reuse: hot                     # one engine for settings that differ in budget and seqs alone; default cold
 
 A *setting* is one configuration of the engine, a *point* one workload at one concurrency or rate, a *cell*
 one repeat of one point on one setting. study_schema.py holds every key with its meaning, study_grid.py the
-expansion, study_checks.py what is checked across keys, study_traffic.py what comes from files. Nothing here
-imports vLLM.
+expansion, study_checks.py what is checked across keys, study_traffic.py what comes from files, study_hot.py
+which settings may share an engine. Nothing here imports vLLM.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from latency_lab import study_hot
 from latency_lab.claim_rules import ClaimRules
 from latency_lab.study_checks import claim_problems, read_arguments, setting_problems, workload_problems
 from latency_lab.study_file import StudyError, read
@@ -86,6 +88,7 @@ class Study:
     start_timeout_s: float
     keep_token_ids: bool
     trace: bool
+    engine_reuse: Literal["cold", "hot"]
     speed: Speed
     claims: dict[str, ClaimRules]
     all_settings: tuple[Setting, ...] = field(repr=False)
@@ -98,6 +101,12 @@ class Study:
     def settings_in_order(self) -> list[Setting]:
         """All engine settings in the order to run them."""
         return self._ordered(self.all_settings, "settings")
+
+    def together(self, setting: Setting) -> list[Setting]:
+        """The settings that one engine serves together with this one, itself included, in the order to run them."""
+        if self.engine_reuse == "cold":
+            return [setting]
+        return study_hot.together(self.settings_in_order(), setting)
 
     def points(self) -> list[Point]:
         """All workload points as the file lists them."""
@@ -133,7 +142,8 @@ class Study:
         that none come while a prompt is read, and that nothing fails.
         """
         cells = [plan for setting in self.all_settings if setting.expect == "valid" for plan in self.cells(setting)]
-        return self.speed.start_s * len(self.all_settings) + sum(_cell_s(plan, self.speed) for plan in cells)
+        starts = {self.together(setting)[0].label for setting in self.all_settings}
+        return self.speed.start_s * len(starts) + sum(_cell_s(plan, self.speed) for plan in cells)
 
     def _ordered(self, items: Iterable[Any], *where: Any) -> list[Any]:
         found = list(items)
@@ -160,6 +170,7 @@ def load_study(path: Path, arguments: EngineArguments | None = None) -> Study:
         raise file.error(problems)
     settings = expand_settings(fields)
     problems += setting_problems(file, settings)
+    problems += study_hot.problems(file, fields, settings)
     files, more = read_files(file, fields)
     problems += more
     if more:  # without what these files hold there are no points to check
@@ -185,6 +196,7 @@ def load_study(path: Path, arguments: EngineArguments | None = None) -> Study:
         start_timeout_s=fields.start_timeout_s,
         keep_token_ids=fields.keep_token_ids,
         trace=fields.trace,
+        engine_reuse=fields.engine_reuse,
         speed=fields.speed,
         claims=fields.claims,
         all_settings=tuple(settings),

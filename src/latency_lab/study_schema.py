@@ -373,7 +373,11 @@ class Speed(Strict):
 
 
 class StudyFields(Strict):
-    """The whole file. `trace`: record what each scheduler step held."""
+    """The whole file.
+
+    trace : record what each scheduler step held
+    engine_reuse : hot: one engine serves settings that differ in max_num_batched_tokens and max_num_seqs alone
+    """
 
     study: Name | None = None
     question: Text
@@ -393,6 +397,7 @@ class StudyFields(Strict):
     start_timeout_s: Positive = 900.0
     keep_token_ids: Flag = False
     trace: Flag = True
+    engine_reuse: Literal["cold", "hot"] = "cold"
     speed: Speed = Speed()
     claims: Claims = {}
 

@@ -54,8 +54,8 @@ def run(study: Study, runs: Path, force: bool = False) -> int:
         )
     with _locked(folder) as lock:
         jobs = measure.jobs(study, runs, force)
-        todo = [job for job in jobs if job.pending()]
-        cells = sum(len(job.pending()) for job in todo)
+        todo = measure.starts(jobs)
+        cells = sum(len(job.pending()) for job in jobs)
         kept = sum(len(study.cells(job.setting)) for job in jobs) - cells
         print(
             f"{study.name}: {len(jobs)} engine settings; {kept} cells done before, "
@@ -72,7 +72,7 @@ def run(study: Study, runs: Path, force: bool = False) -> int:
         # In a log file, a bar that moves twice a second is noise.
         with tqdm(total=cells, unit="cell", disable=not todo, mininterval=0.5 if sys.stderr.isatty() else 30) as bar:
             for number, job in enumerate(todo):
-                bar.set_description(f"setting {number + 1}/{len(todo)} {job.setting.label}")
+                bar.set_description(f"engine {number + 1}/{len(todo)} {job.setting.label}{' and others' * job.hot}")
                 interrupted = not _execute(job, bar, lock)
                 if interrupted:
                     break
@@ -80,12 +80,15 @@ def run(study: Study, runs: Path, force: bool = False) -> int:
 
 
 def _execute(job: measure.Job, bar: tqdm, lock: int) -> bool:
-    """Execute the notebook of one job and see that each of its cells has a row; false where Ctrl-C ended it."""
+    """Execute the notebook of one engine start, led by `job`, and see that each of its cells has a row.
+
+    Returns false where Ctrl-C ended it.
+    """
     for line in processes.end_orphans(job.runs):
         tqdm.write(f"ended a process left over from an earlier engine: {line}")
     job.folder.mkdir(parents=True, exist_ok=True)
-    plans = job.pending()
-    limit_s = job.study.start_timeout_s + sum(plan.point.timeout_s for plan in plans) + 60 * len(plans)
+    due = [(member, plan) for member in job.lead() for plan in member.pending()]
+    limit_s = job.study.start_timeout_s + sum(plan.point.timeout_s for _, plan in due) + 60 * len(due)
     for stale in ("parameters.json", measure.CURRENT):
         (job.folder / stale).unlink(missing_ok=True)
     before = bar.n
@@ -96,23 +99,23 @@ def _execute(job: measure.Job, bar: tqdm, lock: int) -> bool:
             if time.monotonic() > deadline:
                 break
             bar.set_postfix_str(_current(job), refresh=False)
-            bar.update(before + _ended(job, plans, since=first) - bar.n)
+            bar.update(before + _ended(due, since=first) - bar.n)
             time.sleep(POLL_S)
         hung = child.poll() is None and not interrupted
         _stop(child)
     processes.end_orphans(job.runs)
-    bar.update(before + len(plans) - bar.n)
+    bar.update(before + len(due) - bar.n)
     if interrupted:
         return False
+    status, error = "failed", _wrong_parameters(job)
     if hung:
-        job.give_up("timeout", f"the notebook was still running after {limit_s:.0f} s and was ended")
-    elif wrong := _wrong_parameters(job):
-        for plan in plans:
-            for path in job.folder.glob(f"{job.cell_id(plan)}.*.parquet"):
+        status, error = "timeout", f"the notebook was still running after {limit_s:.0f} s and was ended"
+    elif error is not None:
+        for member, plan in due:
+            for path in member.folder.glob(f"{member.cell_id(plan)}.*.parquet"):
                 records.set_aside(path)
-        job.give_up("failed", wrong)
-    else:
-        job.give_up("failed", _broken_off(job, child.returncode))
+    for member in job.members:
+        member.give_up(status, error or _broken_off(job, child.returncode))
     return True
 
 
@@ -176,9 +179,9 @@ def _current(job: measure.Job) -> str:
     return "starting the engine"
 
 
-def _ended(job: measure.Job, plans: list[measure.CellPlan], since: float) -> int:
-    """How many of the plans' cells have got their row since this job began."""
-    rows = (job.folder / f"{job.cell_id(plan)}.cell.parquet" for plan in plans)
+def _ended(due: list[tuple[measure.Job, measure.CellPlan]], since: float) -> int:
+    """How many of the cells that are due have got their row since the notebook began."""
+    rows = (job.folder / f"{job.cell_id(plan)}.cell.parquet" for job, plan in due)
     return sum(path.exists() and path.stat().st_mtime >= since - 1 for path in rows)
 
 

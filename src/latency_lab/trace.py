@@ -36,6 +36,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from latency_lab import limits
 from latency_lab.steps import table
 
 SCHEDULER = "latency_lab.trace.tracing_scheduler"
@@ -145,8 +146,9 @@ class Steps:
 class Recorder:
     """Holds the steps of a scheduler while a cell runs. A failure here ends the recording, never the engine."""
 
-    def __init__(self, scheduler: str) -> None:
+    def __init__(self, scheduler: str, owner: Any = None) -> None:
         self.scheduler = scheduler
+        self.owner = owner
         self.steps: Steps | None = None
         self.lock = threading.Lock()  # the thread that serves must not take steps away that are being written
 
@@ -163,6 +165,14 @@ class Recorder:
             steps.clock = time.perf_counter()
         return steps
 
+    def limit(self, budget_tokens: int, seqs: int) -> str | None:
+        """Change the limits of the scheduler itself; returns why that can't be."""
+        with self.lock:
+            try:
+                return limits.limit(self.owner, budget_tokens, seqs)
+            except Exception as error:  # a vLLM whose scheduler is not as limits.py knows it
+                return f"the scheduler of this vLLM is not as expected: {type(error).__name__}: {error}"
+
     def note(self, method: Any, *details: Any) -> None:
         """Call a method of `Steps` on the steps, if they are being recorded and nothing has failed yet."""
         began = time.perf_counter()
@@ -176,7 +186,7 @@ class Recorder:
             self.steps.own_s += time.perf_counter() - began
 
     def serve(self, folder: str) -> Listener:
-        """Answer `begin` and `end` on a socket in `folder`, in a thread that ends with the process."""
+        """Answer `begin`, `end` and `limit` on a socket in `folder`, in a thread that ends with the process."""
         listener = Listener(str(Path(folder) / str(os.getpid())), family="AF_UNIX")
         threading.Thread(target=self._serve, args=(listener,), daemon=True, name="latency-lab-trace").start()
         return listener
@@ -208,12 +218,12 @@ def own_choice(vllm_config: Any) -> Any:
 
 
 def traced(base: Any) -> Any:
-    """A subclass of a vLLM scheduler that notes each step and decides nothing."""
+    """A subclass of a vLLM scheduler that notes each step and decides nothing, within limits that may be changed."""
 
     class TracingScheduler(base):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.latency_lab = Recorder(base.__name__)
+            self.latency_lab = Recorder(base.__name__, self)
             if folder := os.environ.get(FOLDER):
                 try:
                     self.latency_lab.serve(folder)
@@ -306,6 +316,14 @@ class Tracer:
             sum(one.own_s for one in steps),
         )
 
+    async def limit(self, budget_tokens: int, seqs: int) -> None:
+        """Change max_num_batched_tokens and max_num_seqs of the idle engine (see limits.py). Raises TraceError."""
+        if self.note is not None:
+            raise TraceError(self.note)
+        for reason in await asyncio.to_thread(self._ask, "limit", budget_tokens, seqs):
+            if reason is not None:
+                raise TraceError(reason)
+
     def _ask(self, name: str, *arguments: Any) -> list[Any]:
         """What each scheduler answers, in the order of their processes' numbers."""
         sockets = sorted(self.folder.iterdir(), key=lambda path: int(path.name)) if self.folder else []
@@ -318,7 +336,7 @@ class Tracer:
                     connection.send((name, arguments))
                     answers.append(_receive(connection))
         except (OSError, EOFError) as error:
-            raise TraceError(f"the engine's process did not give its steps ({type(error).__name__})") from error
+            raise TraceError(f"the engine's process did not answer ({type(error).__name__})") from error
         if name == "end" and None in answers:
             raise TraceError("the engine's process had not begun to record steps")
         return answers
