@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from latency_lab import ROOT, bench_client, bench_fidelity, bench_hot, bench_http, bench_trace, machine
+from latency_lab import ROOT, bench_client, bench_fidelity, bench_hot, bench_http, bench_restarts, bench_trace, machine
 from latency_lab.vllm_bench import BenchError
 
 RESULTS = ROOT / "data" / "runs" / "fidelity"
 REUSE = ROOT / "data" / "runs" / "bench" / "hot-limits"
+RESTARTS = ROOT / "data" / "runs" / "bench" / "restarts.csv"
 
 PARTS: dict[str, tuple[bool, Callable[[], None]]] = {
     "client": (False, bench_client.cost),
@@ -23,6 +24,8 @@ PARTS: dict[str, tuple[bool, Callable[[], None]]] = {
     "serve": (True, lambda: asyncio.run(bench_fidelity.serve(RESULTS))),
     "throughput": (True, lambda: bench_fidelity.throughput(RESULTS)),
     "hot": (True, lambda: bench_hot.compare(REUSE)),
+    "restarts": (True, lambda: bench_restarts.ours(RESTARTS)),
+    "restarts-vllm": (True, lambda: bench_restarts.vllms(RESTARTS)),
 }
 """By name: whether a part needs vLLM, and what runs it."""
 

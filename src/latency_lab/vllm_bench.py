@@ -1,4 +1,4 @@
-"""vLLM's own benchmark as its users run it: `vllm bench serve` and `vllm bench throughput`, each a process of its own.
+"""vLLM's own benchmarks as their users run them (`vllm bench serve`, `throughput`, `sweep serve`), each a process.
 
 The command `vllm` itself is not used: in the CPU build it looks for a package named vllm and ends at once. This calls
 what that command calls.
@@ -43,13 +43,13 @@ async def run(
 
     Parameters
     ----------
-    kind : serve or throughput.
+    kind : serve, throughput or "sweep serve".
     options : `random_input_len: 32` becomes --random-input-len 32, true a bare --name, false a --no-name.
 
     Raises BenchError where it fails or is not done after `timeout_s`; it is ended then.
     """
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", _MAIN, kind, *flags(options)),
+        *command(kind, options),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -67,6 +67,12 @@ async def run(
     if child.returncode:
         lines = out.decode(errors="replace").strip().splitlines()
         raise BenchError(f"vllm bench {kind}: ended with exit code {child.returncode}: {lines[-1] if lines else ''}")
+
+
+def command(kind: str, options: Mapping[str, Any]) -> list[str]:
+    """`vllm bench <kind>` as words of a command line; see `run`."""
+    module, *words = ["sweep.cli", "serve"] if kind == "sweep serve" else [kind]
+    return [sys.executable, "-c", _MAIN, module, *words, *flags(options)]
 
 
 def model() -> models.Model:
