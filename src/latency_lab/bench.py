@@ -9,16 +9,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from latency_lab import ROOT, bench_client, bench_fidelity, bench_hot, bench_http, bench_restarts, bench_trace, machine
+from latency_lab import (
+    ROOT,
+    bench_client,
+    bench_fidelity,
+    bench_hot,
+    bench_http,
+    bench_large,
+    bench_restarts,
+    bench_trace,
+    machine,
+)
 from latency_lab.vllm_bench import BenchError
 
 RESULTS = ROOT / "data" / "runs" / "fidelity"
 REUSE = ROOT / "data" / "runs" / "bench" / "hot-limits"
 RESTARTS = ROOT / "data" / "runs" / "bench" / "restarts.csv"
+LARGE = ROOT / "data" / "runs" / "bench" / "large.csv"
 
 PARTS: dict[str, tuple[bool, Callable[[], None]]] = {
     "client": (False, bench_client.cost),
     "send": (False, bench_http.send_error),
+    "large": (False, lambda: bench_large.cost(LARGE)),
     "http": (True, lambda: bench_http.cost(RESULTS)),
     "trace": (True, lambda: asyncio.run(bench_trace.cost())),
     "serve": (True, lambda: asyncio.run(bench_fidelity.serve(RESULTS))),
