@@ -75,10 +75,10 @@ def test_pages_fetch_nothing(built):
 
 def test_figures_are_written_and_described(built, page):
     folder = built[0] / "figures" / "build" / "made-up"
-    for name in ("tradeoff", "distributions", "heat-maps", "stalls", "ttft-split", "budget-tradeoff"):
+    for name in ("tradeoff", "goodput", "distributions", "heat-maps", "stalls", "ttft-split", "budget-tradeoff"):
         assert {path.suffix for path in folder.glob(f"{name}.*")} == {".png", ".svg", ".csv"}
     images = re.findall(r"<img [^>]*>", page)
-    assert len(images) == 6  # and the figures of scheduler steps, quantization and doors say why there are none
+    assert len(images) == 7  # and the figures of scheduler steps, quantization and doors say why there are none
     assert page.count('class="absent"') == 6
     assert all(re.search(r'alt="[^"]{20,}"', image) and 'src="data:image/png;base64,' in image for image in images)
 

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from latency_lab import bootstrap, files, metrics
+from latency_lab.records import Records
 
 LATENCIES = ("ttft", "tpot", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
@@ -73,6 +74,16 @@ def good(latencies: pd.DataFrame, slo: Mapping[str, float]) -> pd.Series:
         values = latencies[f"{name.split('_')[0]}_s"]
         ok &= (values <= limit_s) | (values.isna() & name.startswith("tpot"))
     return ok
+
+
+def of_study(study: Records, draws: int = 1000, seed: int = 0) -> pd.DataFrame:
+    """`by_point` of a whole study, whose requests are read a point at a time: it may hold more than memory does."""
+    cells = study.cells[(study.cells["requests"] > 0) & study.cells["slo"].map(of_cell).astype(bool)]
+    found = [
+        by_point(study.part(own).requests_with(metrics.COLUMNS), own, draws, seed)
+        for _, own in cells.groupby(["setting", "workload"], sort=False)
+    ]
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
 
 def by_point(requests: pd.DataFrame, cells: pd.DataFrame, draws: int = 1000, seed: int = 0) -> pd.DataFrame:
