@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import sys
 import json
 import socket
 import time
@@ -272,6 +273,15 @@ def test_the_client_in_a_process_of_its_own_measures_the_same(tmp_path):
     assert len(found.timings) > 4 and {timing.error for timing in found.timings} == {None}
     assert found.client_cpu_s > 0 and found.frontend_cpu_s > 0
     assert [timing.request_id for timing in again.timings] == ["b-0"]
+
+
+def test_the_client_process_runs_on_the_loop_that_vllm_runs_on(monkeypatch):
+    uvloop = pytest.importorskip("uvloop")
+    with contextlib.closing(client_process._event_loop()) as loop:
+        assert isinstance(loop, uvloop.Loop)
+    monkeypatch.setitem(sys.modules, "uvloop", None)  # not installed
+    with contextlib.closing(client_process._event_loop()) as loop:
+        assert isinstance(loop, asyncio.SelectorEventLoop)
 
 
 def test_a_client_process_that_dies_is_an_error_in_one_line(tmp_path):

@@ -112,12 +112,24 @@ def main() -> None:
 
     gc.freeze()  # what is imported needs no looking through for garbage while tokens come
     while True:
+        gc.collect()
+        gc.disable()  # a pass over a cell's tokens would hold up those that come meanwhile; it is made between cells
         address, sent, name, timeout_s, token_ids = parent.receive()
         streams = [
             dataclasses.replace(stream, requests=parent.requests(number) if requests is None else iter(requests))
             for number, (stream, requests) in enumerate(sent)
         ]
-        parent.send(asyncio.run(_drive(address, streams, name, timeout_s, token_ids)))
+        with asyncio.Runner(loop_factory=_event_loop) as runner:
+            parent.send(runner.run(_drive(address, streams, name, timeout_s, token_ids)))
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where it is installed, as with vLLM it is: the server's side of the wire runs on it too."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 async def _drive(
