@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import itertools
-import sys
 import json
 import socket
+import sys
 import time
 
 import psutil
