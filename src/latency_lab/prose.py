@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from latency_lab import claims, files, fitting, headline, outlook, predictions, published, records, summary
+from latency_lab import claims, files, fitting, headline, outlook, predictions, published, records, summary, trust
 from latency_lab.fitting import Fit
 from latency_lab.recommend import Oracle
 
@@ -82,6 +82,12 @@ def findings(reference: Path) -> str:
             *_predicted(studies, fit, oracle, thread, longest),
             "",
             *_cpu(of["cpu-smoke"]),
+            "",
+            "### How far to trust it",
+            "",
+            "What checks the method itself, negative results included; in brackets, 95 % bootstrap intervals.",
+            "",
+            *trust.bullets(reference, of),
         ]
     )
 
