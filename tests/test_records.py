@@ -81,9 +81,29 @@ def replace(path):
     pq.write_table(pa.table({"a": [1]}), path)
 
 
-@pytest.mark.parametrize(
-    "harm", [truncate, replace, lambda path: path.unlink()], ids=["truncated", "foreign", "missing"]
-)
+def empty(path):
+    path.write_bytes(b"")
+
+
+def flip_a_bit(path):
+    """In a value: parquet, which holds no checksum of its own here, reads the file as if nothing were wrong."""
+    data = bytearray(path.read_bytes())
+    at = data.index(b"budget=512")
+    data[at] ^= 1
+    path.write_bytes(data)
+    assert pq.read_table(path)["setting"][0].as_py() == "cudget=512"
+
+
+def retype(path):
+    """A file with the columns of ours, of which one holds something else."""
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(table.schema.get_field_index("repeat"), "repeat", [["first"] * len(table)]), path)
+
+
+HARMS = {"truncated": truncate, "foreign": replace, "empty": empty, "a bit": flip_a_bit, "retyped": retype}
+
+
+@pytest.mark.parametrize("harm", [*HARMS.values(), lambda path: path.unlink()], ids=[*HARMS, "missing"])
 def test_a_harmed_requests_file_is_not_believed(tmp_path, harm):
     records.write_cell(tmp_path, CELL, [GOOD, LOST])
     harm(tmp_path / "c1.requests.parquet")
@@ -91,12 +111,35 @@ def test_a_harmed_requests_file_is_not_believed(tmp_path, harm):
         records.read_cell(tmp_path, "c1")
 
 
-@pytest.mark.parametrize("harm", [truncate, replace], ids=["truncated", "foreign"])
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
 def test_a_harmed_cell_file_is_named(tmp_path, harm):
     records.write_cell(tmp_path, CELL, [GOOD])
     harm(tmp_path / "c1.cell.parquet")
     with pytest.raises(records.BadRecord, match=r"c1\.cell\.parquet"):
         records.read_cell(tmp_path, "c1")
+
+
+@pytest.mark.parametrize("kind", ["cell", "requests"])
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
+def test_a_study_is_read_without_its_harmed_cells_which_are_named(tmp_path, harm, kind):
+    study = tmp_path / "s"
+    records.write_cell(study / "a", CELL, [GOOD, LOST])
+    records.write_cell(study / "a", {**CELL, "cell": "c2"}, [{**GOOD, "cell": "c2", "request_id": "c2-0"}])
+    harm(study / "a" / f"c2.{kind}.parquet")
+    loaded = records.load(study)
+    assert loaded.cells["cell"].tolist() == ["c1"] and loaded.requests["cell"].unique().tolist() == ["c1"]
+    (line,) = loaded.harmed
+    assert line.startswith(f"{study / 'a' / f'c2.{kind}.parquet'}: ") and "\n" not in line
+    with pytest.raises(records.BadRecord, match=rf"c2\.{kind}\.parquet"):
+        records.pack(study, tmp_path / "packed")
+    assert not (tmp_path / "packed").exists()
+
+
+def test_a_study_of_harmed_cells_alone_is_an_error(tmp_path):
+    records.write_cell(tmp_path / "s" / "a", CELL, [GOOD])
+    truncate(tmp_path / "s" / "a" / "c1.requests.parquet")
+    with pytest.raises(records.BadRecord, match=r"c1\.requests\.parquet.*no other cell here is whole"):
+        records.load(tmp_path / "s")
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):

@@ -21,11 +21,15 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """A study measured here, a reference of the same name that cannot be read, and a page of a study long
-    gone.
+    """A study measured here with a harmed cell, a reference of the same name that cannot be read, and a page of a
+    study long gone.
     """
     root = tmp_path_factory.mktemp("report")
-    synthetic.write_study(root / "data" / "runs" / "made-up", budgets=(128, 512), concurrency=(1, 4, 20), repeats=2)
+    study = root / "data" / "runs" / "made-up"
+    synthetic.write_study(study, budgets=(128, 512), concurrency=(1, 4, 20), repeats=2)
+    harmed = study / "harmed" / "c9.cell.parquet"
+    harmed.parent.mkdir()
+    harmed.write_text("truncated")
     broken = root / "data" / "reference" / "made-up"
     broken.mkdir(parents=True)
     (broken / "cells.parquet").write_text("truncated")
@@ -54,6 +58,12 @@ def test_one_broken_study_does_not_hide_the_other(built):
         "roofline.html",
     ]
     assert 'href="claims.html"' in index and 'href="roofline.html"' in index
+
+
+def test_a_harmed_cell_is_left_out_and_named(built, page):
+    index = (built[0] / "figures" / "report" / "index.html").read_text()
+    for text in (index, page):
+        assert "harmed: " in text and "harmed/c9.cell.parquet: not a readable parquet file" in text
 
 
 def test_every_link_of_the_pages_leads_somewhere(built):

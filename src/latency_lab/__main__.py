@@ -180,6 +180,8 @@ def _recommend(options: argparse.Namespace) -> int:
 
     folders = [*records.studies(options.data / "reference"), *records.studies(options.data / "runs")]
     studies = [records.load(folder) for folder in folders]
+    for line in (line for study in studies for line in study.harmed):
+        print(f"left out: {line}", file=sys.stderr)
     question = recommend.Question(
         options.model,
         options.gpu,

@@ -6,13 +6,16 @@ On disk a study is a folder in one of two forms, and `load` reads both:
              <cell>.cell.parquet, written in this order;
 - packed:    <study>/steps.parquet, requests.parquet and cells.parquet, one row group a cell (`pack` makes it).
 
-The cell's row holds the SHA-256 of its other files: it is the marker that the cell has finished, and `read_cell`
-believes it only where the digests agree. What the columns mean is in schemas.py.
+The cell's row holds the SHA-256 of its other files, and its file's metadata a digest of the row: it is the marker that
+the cell has finished, and `read_cell` believes it only where the digests agree. `load` leaves out and names cells whose
+files do not. What the columns mean is
+in schemas.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,8 +27,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from latency_lab.files import file_sha256, replacing
+from latency_lab.files import digest, file_sha256, replacing
 from latency_lab.schemas import CELLS, REQUESTS, SCHEMA_VERSION, STEPS
+
+_ROW_DIGEST = b"row_sha256"
 
 
 @dataclass(frozen=True)
@@ -33,10 +38,12 @@ class Records:
     """A study: its cells, and its requests and steps, which are read when first asked for, since they can be many.
 
     path : the folder that they come from
+    harmed : of cells that were left out because their files are not what was written, a line each that says which
     """
 
     path: Path
     cells: pd.DataFrame
+    harmed: tuple[str, ...] = ()
 
     @cached_property
     def requests(self) -> pd.DataFrame:
@@ -120,7 +127,9 @@ def write_cell(
         "steps": None if steps is None else steps.num_rows,
         "steps_sha256": None if steps is None else file_sha256(steps_file),
     }
-    write_parquet(table([row], CELLS), folder / f"{cell['cell']}.cell.parquet")
+    cells = table([row], CELLS)
+    noted = {**(cells.schema.metadata or {}), _ROW_DIGEST: _row_digest(cells).encode()}
+    write_parquet(cells.replace_schema_metadata(noted), folder / f"{cell['cell']}.cell.parquet")
 
 
 def read_cell(folder: Path, cell: str) -> dict[str, Any] | None:
@@ -128,18 +137,33 @@ def read_cell(folder: Path, cell: str) -> dict[str, Any] | None:
     path = folder / f"{cell}.cell.parquet"
     if not path.exists():
         return None
-    rows = _read(path, CELLS).to_pylist()
-    if len(rows) != 1 or rows[0]["cell"] != cell:
-        raise BadRecord(f"{path}: holds {len(rows)} rows or another cell, not the row of cell {cell}")
-    row: dict[str, Any] = rows[0]
+    row: dict[str, Any] = _believed(path).to_pylist()[0]
+    return row
+
+
+def _believed(path: Path) -> pa.Table:
+    """The row of a cell's file, with its other files checked against it. Raises BadRecord where they do not agree."""
+    cell, rows = _cell_of(path), _read(path, CELLS)
+    with _opened(path, CELLS) as opened:
+        noted = (opened.schema_arrow.metadata or {}).get(_ROW_DIGEST)
+    if rows.column("cell").to_pylist() != [cell]:
+        raise BadRecord(f"{path}: holds {rows.num_rows} rows or another cell, not the row of cell {cell}")
+    if noted is not None and noted.decode() != _row_digest(rows):  # before there were such digests, none was noted
+        raise BadRecord(f"{path}: its row is not the one that was written: its digest differs")
     for kind in ("requests", "steps"):
-        file = folder / f"{cell}.{kind}.parquet"
-        if row[f"{kind}_sha256"] is not None:
+        file, known = path.with_name(f"{cell}.{kind}.parquet"), rows.column(f"{kind}_sha256")[0].as_py()
+        if known is not None:
             if not file.exists():
                 raise BadRecord(f"{file}: missing, though the cell's row says that it was written")
-            if file_sha256(file) != row[f"{kind}_sha256"]:
+            if file_sha256(file) != known:
                 raise BadRecord(f"{file}: its digest is not the one in {path.name}: truncated or replaced")
-    return row
+    return rows
+
+
+def _row_digest(row: pa.Table) -> str:
+    """Of the values that are not null: a column that came later changes no older row's digest."""
+    values = row.to_pylist()[0]
+    return digest({name: value for name, value in values.items() if value is not None})
 
 
 def set_aside(path: Path) -> Path:
@@ -152,15 +176,31 @@ def set_aside(path: Path) -> Path:
 def load(folder: Path) -> Records:
     """A study's folder, packed or still running. Times of one cell are comparable, across cells not.
 
-    Raises BadRecord for a file that cannot be read, FileNotFoundError where the folder holds no records.
+    A harmed cell of a running study is left out and named in `harmed`. Raises BadRecord where a packed file cannot be
+    read, or every cell is harmed, FileNotFoundError where the folder holds no records.
     """
     cell_files, request_files = _files(folder, "requests")
     if not cell_files:
         raise FileNotFoundError(f"{folder}: no records here (expected cells.parquet, or folders with *.cell.parquet)")
-    for path in request_files:
-        with _opened(path, REQUESTS):  # a file that cannot be read is told now, not in the middle of a report
-            pass
-    return Records(folder, to_pandas(pa.concat_tables([_read(path, CELLS) for path in cell_files])))
+    if cell_files == [folder / "cells.parquet"]:
+        for path in request_files:
+            with _opened(path, REQUESTS):  # a file that cannot be read is told now, not in the middle of a report
+                pass
+        return Records(folder, to_pandas(_read(cell_files[0], CELLS)))
+    with ThreadPoolExecutor() as pool:  # digests take most of the time, and are computed beside one another
+        found = list(pool.map(_believed_or_harmed, cell_files))
+    good = [one for one in found if isinstance(one, pa.Table)]
+    harmed = [str(one) for one in found if isinstance(one, BadRecord)]
+    if not good:
+        raise BadRecord(f"{harmed[0]}; and no other cell here is whole")
+    return Records(folder, to_pandas(pa.concat_tables(good)), tuple(harmed))
+
+
+def _believed_or_harmed(path: Path) -> pa.Table | BadRecord:
+    try:
+        return _believed(path)
+    except (BadRecord, OSError) as error:  # OSError: a sweep at work here has just taken the file away
+        return error if isinstance(error, BadRecord) else BadRecord(f"{path}: {error}")
 
 
 def studies(root: Path) -> list[Path]:
@@ -171,11 +211,15 @@ def studies(root: Path) -> list[Path]:
 
 
 def pack(source: Path, target: Path) -> None:
-    """Bring a running study's folder into the packed form: cells in order of their start, one row group a cell."""
+    """Bring a running study's folder into the packed form: cells in order of their start, one row group a cell.
+
+    Raises BadRecord where a cell is harmed, FileNotFoundError where there are no records.
+    """
     cell_files, _ = _files(source, "requests")
     if not cell_files:
         raise FileNotFoundError(f"{source}: no records here")
-    cells = pa.concat_tables([_read(path, CELLS) for path in cell_files]).sort_by(
+    packed = cell_files == [source / "cells.parquet"]
+    cells = pa.concat_tables([_read(path, CELLS) if packed else _believed(path) for path in cell_files]).sort_by(
         [("started_at", "ascending"), ("cell", "ascending")]
     )
     target.mkdir(parents=True, exist_ok=True)
@@ -256,10 +300,13 @@ def _read(path: Path, schema: pa.Schema, cells: Collection[str] | None = None) -
     if cells is not None:
         mine = pc.is_in(data.column("cell"), pa.array(list(cells), pa.string()))
         data = data if pc.all(mine).as_py() else data.filter(mine)
-    columns = [
-        data.column(field.name).cast(field.type) if field.name in held else pa.nulls(data.num_rows, field.type)
-        for field in schema
-    ]
+    try:
+        columns = [
+            data.column(field.name).cast(field.type) if field.name in held else pa.nulls(data.num_rows, field.type)
+            for field in schema
+        ]
+    except pa.ArrowException as error:
+        raise BadRecord(f"{path}: not one of this study's files: {str(error).splitlines()[0]}") from error
     return pa.table(columns, schema=schema)
 
 

@@ -70,7 +70,10 @@ def build(data_root: Path, figures_root: Path, out: Path) -> Path | None:
     out.mkdir(parents=True, exist_ok=True)
     for page in pages:
         try:
-            page.facts = tables.facts(records.load(page.records))
+            study = records.load(page.records)
+            page.facts = tables.facts(study)
+            for line in study.harmed:
+                print(f"{page.study} ({page.source}): left out, a sweep measures it again: {line}", flush=True)
         except Exception as error:  # whatever it is, other studies are still worth reading
             page.error = _one_line(error)
             print(f"{page.study} ({page.source}): failed: {page.error}", flush=True)

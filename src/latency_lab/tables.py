@@ -46,6 +46,7 @@ def facts(study: Records) -> dict[str, str]:
         "Settings": f"{cells['setting'].nunique()}",
         "Cells": f"{len(cells)}, of which {done} done" + _others(cells),
         "Requests": f"{cells['requests'].sum():,}, of which {cells['requests_failed'].sum():,} failed",
+        "Left out": "; ".join(f"harmed: {line}" for line in study.harmed),
     }
     return {name: value for name, value in out.items() if value}
 
