@@ -48,6 +48,10 @@ STREAMS, APART = 3, 45
 """In the mix: chats that are answered side by side, and engine steps between two arrivals of long prompts."""
 
 
+SLO = '{"e2e_p95_s": 3.0}'
+"""What the chats of the closed loop want."""
+
+
 def write_study(
     folder: Path,
     budgets: Sequence[int] = (128, 512, 2048),
@@ -89,6 +93,7 @@ def write_study(
                         made = _last_timed_out(made)
                     requests = _table(made, keys)
                     row = CELL | keys | {"started_at": started + timedelta(seconds=60 * number)}
+                    row["slo"] = SLO if level else None
                     row["duration_s"] = float(np.nanmax(made["last_token_s"]))
                     records.write_cell(folder / keys["setting"], row, requests)
     if failures:
