@@ -1,5 +1,7 @@
 """Records survive what a machine does to files, and read back as what was written."""
 
+import json
+
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -158,14 +160,22 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     assert not list(tmp_path.glob(".*"))
 
 
-def test_packing_keeps_every_row_with_one_row_group_a_cell(tmp_path):
-    source, target = tmp_path / "s", tmp_path / "packed"
+def measured(tmp_path):
+    """A study of three cells of two requests, one and none."""
+    source = tmp_path / "s"
     records.write_cell(source / "a", CELL, [GOOD, LOST])
     second = {**GOOD, "cell": "c2", "request_id": "c2-0"}
     records.write_cell(source / "b", {**CELL, "cell": "c2"}, [second])
     records.write_cell(source / "b", {**CELL, "cell": "c3", "status": "refused", "error": "no"}, [])
+    return source
+
+
+@pytest.mark.parametrize(("least", "groups"), [(1, 2), (3, 1), (1000, 1)])
+def test_packing_keeps_every_row_and_puts_small_cells_together(tmp_path, monkeypatch, least, groups):
+    source, target = measured(tmp_path), tmp_path / "packed"
+    monkeypatch.setattr(records, "GROUP_ROWS", least)
     records.pack(source, target)
-    assert pq.ParquetFile(target / "requests.parquet").num_row_groups == 2
+    assert pq.ParquetFile(target / "requests.parquet").num_row_groups == groups
     running, packed = records.load(source), records.load(target)
     assert len(packed.cells) == 3
     pd.testing.assert_frame_equal(
@@ -173,6 +183,39 @@ def test_packing_keeps_every_row_with_one_row_group_a_cell(tmp_path):
         packed.requests.sort_values("request_id", ignore_index=True),
     )
     assert records.studies(tmp_path) == [target, source]
+
+
+@pytest.mark.parametrize("kept", [0, 1000])
+def test_a_cell_is_found_wherever_it_lies(tmp_path, monkeypatch, kept):
+    monkeypatch.setattr(records, "KEPT", {"requests": kept, "steps": kept})
+    records.pack(measured(tmp_path), tmp_path / "packed")
+    whole = records.load(tmp_path / "packed")
+    found = {one.cells["cell"].iloc[0]: one.requests["request_id"].tolist() for one in whole.one_by_one()}
+    assert found == {"c1": ["c1-0", "c1-1"], "c2": ["c2-0"], "c3": []}
+    second = whole.part(whole.cells[whole.cells["cell"] == "c2"])
+    assert second.requests_with(["request"]).to_dict("list") == {"request": [0]}
+
+
+def test_packing_again_changes_nothing(tmp_path):
+    target = tmp_path / "packed"
+    records.pack(measured(tmp_path), target)
+    before = {path.name: path.read_bytes() for path in target.iterdir()}
+    records.pack(target, target)
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == before
+
+
+def test_packing_leaves_out_where_things_lay_on_the_machine(tmp_path):
+    resolved = {"model": "/home/someone/models/smol", "worker_cls": "vllm.v1.Worker", "files": ["~/a/b", "original/*"]}
+    cell = {**CELL, "resolved": json.dumps(resolved), "env": '{"OMP_NUM_THREADS": "2"}'}
+    records.write_cell(tmp_path / "s" / "a", cell, [GOOD])
+    records.pack(tmp_path / "s", tmp_path / "packed")
+    (row,) = records.load(tmp_path / "packed").cells.to_dict("records")
+    assert json.loads(row["resolved"]) == {
+        "model": ".../smol",
+        "worker_cls": "vllm.v1.Worker",
+        "files": [".../b", "original/*"],
+    }
+    assert row["env"] == cell["env"] and pd.isna(row["asked"])
 
 
 def test_requests_of_an_unfinished_cell_are_not_read(tmp_path):

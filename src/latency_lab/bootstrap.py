@@ -84,10 +84,14 @@ def percentiles(values: np.ndarray, weights: np.ndarray, wanted: Sequence[float]
     cumulative = np.cumsum(weights, axis=1, dtype=np.float64)
     total = cumulative[:, -1]
     some = total > 0
+    # Rows one after another in one ascending array, so that a single search finds an edge of every row.
+    start = np.arange(len(weights)) * (total.max(initial=0) + 1)
+    ascending = (cumulative + start[:, None]).ravel()
+    first = np.arange(len(weights)) * len(values)
     for i, p in enumerate(wanted):
         at = (total - 1) * p / 100
         lower, upper = (
-            values[np.minimum((cumulative <= edge[:, None]).sum(axis=1), len(values) - 1)]
+            values[np.clip(np.searchsorted(ascending, edge + start, side="right") - first, 0, len(values) - 1)]
             for edge in (np.floor(at), np.ceil(at))
         )
         share = at - np.floor(at)

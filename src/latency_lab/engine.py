@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from latency_lab import machine, processes, quantization
+from latency_lab import environment, machine, processes, quantization
 from latency_lab import trace as tracing
 from latency_lab.client import Piece
 from latency_lab.files import digest
@@ -232,7 +232,7 @@ async def running(
     processes.register(ledger)
     before = set(processes.children())
     memory_before, load_before = machine.memory_used_bytes(), os.getloadavg()[0]
-    with tracing.offered(trace) as tracer, _environment({**default_env(), **(env or {}), **tracer.env}):
+    with tracing.offered(trace) as tracer, environment.holding({**default_env(), **(env or {}), **tracer.env}):
         began = time.perf_counter()
         import vllm.logger  # noqa: F401 - sets up its logging, which the next line then redirects
 
@@ -448,20 +448,6 @@ def _gap(candidates: Mapping[int, Any]) -> float:
 def _span(seconds: float) -> float | None:
     """A request that ended before it was scheduled has no such span: its stamps are 0 and the span negative."""
     return seconds if seconds >= 0 else None
-
-
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    saved = {name: os.environ.get(name) for name in values}
-    os.environ.update({name: str(value) for name, value in values.items()})
-    try:
-        yield
-    finally:
-        for name, value in saved.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from latency_lab import gpus, records, shapes
+from latency_lab import gpus, lists, records, shapes
 from latency_lab.models import ModelError
 from latency_lab.roofline import Engine, captured, engine_of
 
@@ -106,10 +106,9 @@ def work(steps: pd.DataFrame) -> pd.DataFrame:
     pairs : of a computed token and one that it looks at
     """
     ordered = steps.sort_values(["cell", "engine", "step"], kind="stable", ignore_index=True)
-    tokens, computed, prefill = (
-        np.concatenate([np.empty(0), *ordered[name]]) for name in ("tokens", "computed", "prefill")
+    (tokens, count), (computed, _), (prefill, _) = (
+        lists.flat(ordered[name]) for name in ("tokens", "computed", "prefill")
     )
-    count = ordered["tokens"].map(len).to_numpy(int)
     row = np.repeat(np.arange(len(ordered)), count)
 
     def total(values: np.ndarray) -> np.ndarray:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
+
+from latency_lab import lists
 
 PLACE = ["cell", "engine", "step"]
 KEYS = ["setting", "workload", "cell", "repeat"]
@@ -26,16 +27,17 @@ ARRIVAL_S = 0.05
 def scheduled(steps: pd.DataFrame) -> pd.DataFrame:
     """One row a request in a step: `steps` with its lists taken apart, in the order in which vLLM scheduled them.
 
-    `position` is the request's place in the step. decode = tokens - prefill - recomputed.
+    `position` is the request's place in the step, `width` how many requests it held.
+    decode = tokens - prefill - recomputed.
     """
-    lists = ["requests", "tokens", "computed", "prefill", "recomputed"]
-    width = steps["tokens"].map(len).to_numpy(int) if len(steps) else np.empty(0, int)
+    parts = {name: lists.flat(steps[name]) for name in _PARTS}
+    width = parts["tokens"][1].astype(int)
     row = np.repeat(np.arange(len(steps)), width)
     out = steps[[*KEYS, "engine", "step", "start_s", "end_s"]].take(row).reset_index(drop=True)
-    for name in lists:
-        values = [np.asarray(value, int) for value in steps[name]]
-        out[name] = np.concatenate(values) if values else np.empty(0, int)
+    for name, (values, _) in parts.items():
+        out[name] = values.astype(int)
     out["position"] = np.arange(len(row)) - np.repeat(np.cumsum(width) - width, width)
+    out["width"] = np.repeat(width, width)
     out["decode"] = out["tokens"] - out["prefill"] - out["recomputed"]
     return out.rename(columns={"requests": "request"})
 
@@ -46,13 +48,13 @@ def per_step(steps: pd.DataFrame) -> pd.DataFrame:
     took_s counts from the later of its start and its predecessor's end, because with async scheduling a step is chosen
     while the one before still runs; null where its end is not known.
     """
-    parts = scheduled(steps)
-    sums = parts.groupby(PLACE, sort=False)[["tokens", "prefill", "recomputed", "decode"]].sum()
-    sums["requests"] = parts.groupby(PLACE, sort=False).size()
-    kept = [*KEYS, "engine", "step", "start_s", "end_s", "waiting", "running", "preempted", "kv_cache_usage"]
-    out = steps[kept].merge(sums.reset_index(), on=PLACE, how="left").sort_values(PLACE, ignore_index=True)
-    counts = ["tokens", "prefill", "recomputed", "decode", "requests"]
-    out[counts] = out[counts].fillna(0).astype(int)
+    out = steps[[*KEYS, "engine", "step", "start_s", "end_s", "waiting", "running", "preempted", "kv_cache_usage"]]
+    sums = {}
+    for name in ("tokens", "prefill", "recomputed"):
+        values, width = lists.flat(steps[name])
+        sums[name] = np.bincount(np.repeat(np.arange(len(steps)), width), values, len(steps)).astype(int)
+    out = out.assign(**sums, decode=sums["tokens"] - sums["prefill"] - sums["recomputed"], requests=width)
+    out = out.sort_values(PLACE, ignore_index=True)
     before = out.groupby(["cell", "engine"])["end_s"].shift()
     out["took_s"] = out["end_s"] - np.fmax(out["start_s"], before)
     return out
@@ -65,16 +67,47 @@ def prompts(steps: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
     recomputed_tokens, restarts : work done again after a preemption
     alone : no step with a chunk held anything else; chunks_alone is then how many it must take, from the budget
     """
-    by_request = dict(list(scheduled(steps).groupby(["cell", "request"], sort=False)))
-    counts = per_step(steps).set_index(PLACE)
-    preempting = set(counts.index[counts["preempted"].fillna(0) > 0])
     done = requests[requests["error"].isna() & requests["cell"].isin(steps["cell"].unique())]
-    rows = []
-    for own in done.to_dict("records"):
-        key = (own["cell"], own["request"])
-        row = {str(name): value for name, value in own.items()}
-        rows.append(_prompt(row, by_request.get(key), counts["requests"], preempting))
-    return pd.DataFrame(rows, columns=_PROMPTS)
+    done = done[[*KEYS, "request", "class_name", "prompt_tokens", "cached_tokens", "max_num_batched_tokens"]]
+    done = done.reset_index(drop=True)
+    parts = _coverage(steps, done)
+    own, count = parts["own"].to_numpy(), len(done)
+    prompt = done["prompt_tokens"].to_numpy(int)
+    cached = done["cached_tokens"].astype("Float64").fillna(np.inf).to_numpy(float)
+    begun = np.bincount(own, minlength=count) > 0
+    first, reached = np.zeros(count, int), np.zeros(count, int)
+    starts = parts.drop_duplicates("own")
+    first[starts["own"]] = starts["computed"]
+    np.maximum.at(reached, own, parts["end"].to_numpy())
+    chunk = parts[parts["fresh"] > 0]
+    chunks = np.bincount(chunk["own"], minlength=count)
+    shared = np.bincount(chunk["own"], chunk["width"] > 1, count)
+    sizes = np.split(chunk["fresh"].to_numpy(), np.cumsum(chunks)[:-1]) if count else []
+    said = _broken(steps, parts, done)
+    reasons = []
+    for at in range(count):
+        if begun[at] and first[at] > cached[at]:
+            reasons.append(f"it starts at token {first[at]}, and {cached[at]:.0f} were cached")
+        elif not begun[at]:
+            reasons.append("no step holds it")
+        elif at not in said and reached[at] < prompt[at]:
+            reasons.append(f"tokens {reached[at]} to {prompt[at] - 1} were never scheduled")
+        else:
+            reasons.append(said.get(at, ""))
+    budget = done["max_num_batched_tokens"].astype("Float64").to_numpy(float, na_value=np.nan)
+    out = done.drop(columns="max_num_batched_tokens").assign(
+        cached_tokens=first,
+        chunks=chunks,
+        chunk_tokens=pd.Series([part.tolist() for part in sizes], dtype=object),
+        prefill_tokens=np.bincount(own, parts["fresh"], count).astype(int),
+        recomputed_tokens=np.bincount(own, parts["again"], count).astype(int),
+        restarts=np.bincount(own, parts["restart"], count).astype(int),
+        alone=(chunks > 0) & (shared == 0),
+        chunks_alone=pd.array(np.ceil((prompt - first) / budget), dtype="Float64").astype("Int64"),
+        ok=[not reason for reason in reasons],
+        reason=reasons,
+    )
+    return out[_PROMPTS]
 
 
 def limits(steps: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
@@ -111,6 +144,7 @@ def order(steps: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
     first = parts[parts["request"] >= 0].drop_duplicates(["cell", "request"])  # steps come in order
     known = ["cell", "request", "priority", "sent_s", "scheduling_policy", "error"]
     table = first.merge(requests[known], on=["cell", "request"])
+    starts = dict(list(steps.groupby(["cell", "engine"], sort=False)["start_s"]))
     rows = []
     for (cell, engine), own in table[table["sent_s"].notna()].groupby(["cell", "engine"], sort=False):
         by_priority = str(own["scheduling_policy"].iloc[0]) == "priority"
@@ -125,7 +159,7 @@ def order(steps: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
                 "engine": engine,
                 "policy": "priority" if by_priority else "fcfs",
                 "requests": len(own),
-                "waited": _waited(own, steps.loc[(steps["cell"] == cell) & (steps["engine"] == engine), "start_s"]),
+                "waited": _waited(own, starts[cell, engine]),
                 "overtaken": len(overtaken),
                 "ok": not overtaken,
                 "reason": reason,
@@ -164,55 +198,53 @@ def same_tokens(requests: pd.DataFrame, one: str, other: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*columns, "ok", "reason"])
 
 
+_PARTS = ("requests", "tokens", "computed", "prefill", "recomputed")
 _PROMPTS = [*KEYS, "request", "class_name", "prompt_tokens", "cached_tokens", "chunks", "chunk_tokens"]
 _PROMPTS += ["prefill_tokens", "recomputed_tokens", "restarts", "alone", "chunks_alone", "ok", "reason"]
 
 
-def _prompt(
-    own: dict[str, Any], parts: pd.DataFrame | None, width: pd.Series, preempting: set[tuple[str, int, int]]
-) -> dict[str, Any]:
-    """One row of `prompts`: walks through the request's steps and keeps how far its positions have been covered."""
-    table = parts.to_dict("records") if parts is not None else []
-    prompt, first = int(own["prompt_tokens"]), int(table[0]["computed"]) if table else 0
-    reached, reached_now, before = first, first, -1
-    chunks: list[int] = []
-    restarts, recomputed, alone, reasons = 0, 0, True, []
-    if pd.notna(own["cached_tokens"]) and first > int(own["cached_tokens"]):
-        reasons.append(f"it starts at token {first}, and {int(own['cached_tokens'])} were cached")
-    for part in table:
-        start, tokens, engine, step = (int(part[name]) for name in ("computed", "tokens", "engine", "step"))
-        if start < min(reached_now, prompt):
-            restarts += 1
-            if not any((own["cell"], engine, at) in preempting for at in range(before + 1, step + 1)):
-                reasons.append(f"tokens from {start} on were computed again without a preemption")
-        elif reached_now < prompt and start > reached_now:
-            reasons.append(f"tokens {reached_now} to {min(start, prompt) - 1} were never scheduled")
-        fresh = max(0, min(start + tokens, prompt) - max(start, reached))
-        recomputed += max(0, min(start + tokens, reached) - start)
-        reached_now, before = start + tokens, step
-        reached = max(reached, reached_now)
-        if fresh:
-            chunks.append(fresh)
-            alone = alone and int(width[own["cell"], engine, step]) == 1
-    if not table:
-        reasons.append("no step holds it")
-    elif reached < prompt:
-        reasons.append(f"tokens {reached} to {prompt - 1} were never scheduled")
-    budget = own["max_num_batched_tokens"]
-    return {
-        **{name: own[name] for name in [*KEYS, "request", "class_name"]},
-        "prompt_tokens": prompt,
-        "cached_tokens": first,
-        "chunks": len(chunks),
-        "chunk_tokens": chunks,
-        "prefill_tokens": sum(chunks),
-        "recomputed_tokens": recomputed,
-        "restarts": restarts,
-        "alone": alone and bool(chunks),
-        "chunks_alone": None if pd.isna(budget) else math.ceil((prompt - first) / int(budget)),
-        "ok": not reasons,
-        "reason": reasons[0] if reasons else "",
-    }
+def _coverage(steps: pd.DataFrame, done: pd.DataFrame) -> pd.DataFrame:
+    """Each request's steps in order, and how far its positions had been covered before.
+
+    own : the request's row in `done`; end : the position after the last that the step computes
+    reached : position up to which its tokens had ever been computed; reached_now : since its last restart
+    before : its step before, -1 where there is none
+    fresh : tokens of its prompt that the step computes for the first time; again : tokens that had been computed before
+    restart : it starts below what had been reached: its KV cache was lost; gap : it leaves prompt tokens out
+    """
+    wanted = done[["cell", "request", "prompt_tokens"]].assign(own=np.arange(len(done)))
+    parts = scheduled(steps).drop(columns=["setting", "workload", "repeat", "start_s", "end_s"])
+    parts = parts.merge(wanted, on=["cell", "request"]).sort_values("own", kind="stable", ignore_index=True)
+    start, prompt = parts["computed"], parts["prompt_tokens"].astype(int)
+    parts["end"] = start + parts["tokens"]
+    grouped = parts.groupby("own", sort=False)
+    ends = grouped["end"].cummax().groupby(parts["own"], sort=False).shift()
+    reached = ends.fillna(start).astype(int)
+    now = grouped["end"].shift().fillna(start).astype(int)
+    return parts.assign(
+        reached=reached,
+        reached_now=now,
+        before=grouped["step"].shift().fillna(-1).astype(int),
+        fresh=(np.minimum(parts["end"], prompt) - np.maximum(start, reached)).clip(lower=0),
+        again=(np.minimum(parts["end"], reached) - start).clip(lower=0),
+        restart=start < np.minimum(now, prompt),
+        gap=(now < prompt) & (start > now),
+    )
+
+
+def _broken(steps: pd.DataFrame, parts: pd.DataFrame, done: pd.DataFrame) -> dict[int, str]:
+    """For each row of `done` whose steps do not follow one another, the first reason; `parts`: of `_coverage`."""
+    at_preemption = steps.loc[steps["preempted"].fillna(0) > 0, PLACE]
+    preempting = set(at_preemption.itertuples(index=False, name=None))
+    found: dict[int, str] = {}
+    for part in parts[parts["restart"] | parts["gap"]].to_dict("records"):
+        start, between = part["computed"], range(part["before"] + 1, part["step"] + 1)
+        if part["gap"]:
+            last = min(start, part["prompt_tokens"]) - 1
+            found.setdefault(part["own"], f"tokens {part['reached_now']} to {last} were never scheduled")
+        elif not any((part["cell"], part["engine"], step) in preempting for step in between):
+            found.setdefault(part["own"], f"tokens from {start} on were computed again without a preemption")
+    return found
 
 
 def _waited(own: pd.DataFrame, start_s: pd.Series) -> int:
@@ -224,6 +256,9 @@ def _waited(own: pd.DataFrame, start_s: pd.Series) -> int:
 
 def _overtaken(own: pd.DataFrame) -> list[tuple[int, int]]:
     """Pairs (overtaken, overtaker) of request numbers; `own` is in the order in which its policy serves."""
+    places = own["step"].to_numpy(int) * (own["position"].max() + 1) + own["position"].to_numpy(int)
+    if (np.diff(places) > 0).all():
+        return []
     table = list(own[["request", "rank", "sent_s", "step", "position", "start_s"]].itertuples(index=False, name=None))
     found = []
     for i, (early, rank, sent_s, step, position, _) in enumerate(table):

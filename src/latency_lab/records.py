@@ -4,22 +4,23 @@ On disk a study is a folder in one of two forms, and `load` reads both:
 
 - running:   <study>/<setting folder>/<cell>.steps.parquet (where the scheduler was traced), <cell>.requests.parquet and
              <cell>.cell.parquet, written in this order;
-- packed:    <study>/steps.parquet, requests.parquet and cells.parquet, one row group a cell (`pack` makes it).
+- packed:    <study>/steps.parquet, requests.parquet and cells.parquet (`pack` makes it): no cell is spread over row
+             groups, but small ones share a group.
 
 The cell's row holds the SHA-256 of its other files, and its file's metadata a digest of the row: it is the marker that
 the cell has finished, and `read_cell` believes it only where the digests agree. `load` leaves out and names cells whose
-files do not. What the columns mean is
-in schemas.py.
+files do not. What the columns mean is in schemas.py.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pandas as pd
@@ -30,6 +31,12 @@ import pyarrow.parquet as pq
 from latency_lab.files import digest, file_sha256, replacing
 from latency_lab.schemas import CELLS, REQUESTS, SCHEMA_VERSION, STEPS
 
+KEPT = {"requests": 50_000, "steps": 200_000}
+"""Most rows of a study that are kept once read, to be shared by its parts; of a larger one, parts are read anew."""
+
+GROUP_ROWS = 1000
+"""Small cells share a row group of at least so many rows in a packed file: each group takes some kilobytes and time."""
+
 _ROW_DIGEST = b"row_sha256"
 
 
@@ -39,40 +46,49 @@ class Records:
 
     path : the folder that they come from
     harmed : of cells that were left out because their files are not what was written, a line each that says which
+    whole : the study that this is a part of
     """
 
     path: Path
     cells: pd.DataFrame
     harmed: tuple[str, ...] = ()
+    whole: Records | None = None
 
     @cached_property
     def requests(self) -> pd.DataFrame:
         """All requests of the cells, with every column."""
-        return to_pandas(_load(self.path, "requests", REQUESTS, self.cells["cell"]))
+        return self._rows("requests", REQUESTS)
 
     @cached_property
     def steps(self) -> pd.DataFrame:
         """All scheduler steps of the cells. Empty where none were recorded."""
-        return to_pandas(_load(self.path, "steps", STEPS, self.cells["cell"]))
+        return self._rows("steps", STEPS)
 
     def requests_with(self, columns: Sequence[str]) -> pd.DataFrame:
         """All requests of the cells, with some columns only: the lists of token times hold most of the bytes."""
-        if "requests" in self.__dict__:
+        if "requests" in self.__dict__ or (self.whole is None and self.keeps("requests")):
             return self.requests[list(columns)]
-        return to_pandas(_load(self.path, "requests", REQUESTS, self.cells["cell"], columns))
+        return self._rows("requests", REQUESTS, columns)
 
     def part(self, cells: pd.DataFrame) -> Records:
         """The study of some of its cells; what has been read of them is not read again."""
-        own = Records(self.path, cells)
-        for name in self.__dict__.keys() & {"requests", "steps"}:
-            table = self.__dict__[name]
-            own.__dict__[name] = table[table["cell"].isin(cells["cell"])]
-        return own
+        return Records(self.path, cells, whole=self)
 
     def one_by_one(self) -> Iterator[Records]:
         """Each cell as a study of its own."""
         for at in range(len(self.cells)):
             yield self.part(self.cells.iloc[at : at + 1])
+
+    def keeps(self, kind: str) -> bool:
+        """Whether its requests or steps are in memory, or few enough to be kept there."""
+        return kind in self.__dict__ or self.cells[kind].fillna(0).sum() <= KEPT[kind]
+
+    def _rows(self, kind: str, schema: pa.Schema, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        if self.whole is not None and self.whole.keeps(kind):
+            held: pd.DataFrame = getattr(self.whole, kind)
+            mine = held["cell"].isin(self.cells["cell"])
+            return (held if columns is None else held[list(columns)])[mine].reset_index(drop=True)
+        return to_pandas(_load(self.path, kind, schema, self.cells["cell"], columns))
 
 
 class BadRecord(Exception):
@@ -211,7 +227,9 @@ def studies(root: Path) -> list[Path]:
 
 
 def pack(source: Path, target: Path) -> None:
-    """Bring a running study's folder into the packed form: cells in order of their start, one row group a cell.
+    """Bring a study's folder into the packed form, from either form: cells in order of their start.
+
+    Paths of the machine that measured are cut to their last name, as they mean nothing elsewhere.
 
     Raises BadRecord where a cell is harmed, FileNotFoundError where there are no records.
     """
@@ -224,19 +242,56 @@ def pack(source: Path, target: Path) -> None:
     )
     target.mkdir(parents=True, exist_ok=True)
     for kind, schema in (("requests", REQUESTS), ("steps", STEPS)):
-        by_name = {_cell_of(path): path for path in _files(source, kind)[1]}
-        if kind == "steps" and not by_name:
+        files = _files(source, kind)[1]
+        if kind == "steps" and not files:
             (target / "steps.parquet").unlink(missing_ok=True)
             continue
         with (
             replacing(target / f"{kind}.parquet") as temporary,
             _packing(temporary, schema) as writer,
         ):
-            for cell in cells.column("cell").to_pylist():
-                if cell in by_name:
-                    data = _read(by_name[cell], schema)
-                    writer.write_table(data, row_group_size=max(1, data.num_rows))
+            for group in _grouped(_each(files, kind, schema, cells.column("cell").to_pylist())):
+                writer.write_table(group, row_group_size=group.num_rows)
+    for name in ("asked", "resolved", "env"):
+        at = cells.schema.get_field_index(name)
+        portable = [None if text is None else _portable(text) for text in cells.column(name).to_pylist()]
+        cells = cells.set_column(at, cells.schema.field(name), pa.array(portable, pa.string()))
     write_parquet(cells, target / "cells.parquet")
+
+
+def _each(files: Sequence[Path], kind: str, schema: pa.Schema, cells: Sequence[str]) -> Iterator[pa.Table]:
+    """The rows of each cell in turn."""
+    packed = [path for path in files if path.name == f"{kind}.parquet"]
+    of_cell = {} if packed else {_cell_of(path): path for path in files}
+    for cell in cells:
+        if packed or cell in of_cell:
+            yield _read(packed[0], schema, {cell}) if packed else _read(of_cell[cell], schema)
+
+
+def _grouped(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Tables one after another, as many together as make GROUP_ROWS rows."""
+    held: list[pa.Table] = []
+    for one in tables:
+        held.append(one)
+        if sum(part.num_rows for part in held) >= GROUP_ROWS:
+            yield pa.concat_tables(held)
+            held = []
+    if any(part.num_rows for part in held):
+        yield pa.concat_tables(held)
+
+
+def _portable(text: str) -> str:
+    """JSON with absolute paths cut to their last name."""
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: cut(one) for name, one in value.items()}
+        if isinstance(value, list):
+            return [cut(one) for one in value]
+        local = isinstance(value, str) and value.startswith(("/", "~/"))
+        return f".../{PurePosixPath(value).name}" if local else value
+
+    return json.dumps(cut(json.loads(text)), sort_keys=True)
 
 
 def _packing(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
@@ -326,13 +381,14 @@ def _opened(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
 
 
 def _may_hold(group: Any, cells: Collection[str] | None) -> bool:
-    """Whether a row group can hold rows of the cells: `pack` gives each cell a group of its own."""
+    """Whether a row group can hold rows of the cells, by the least and the greatest cell in it."""
     if cells is None:
         return True
     column = next(group.column(at) for at in range(group.num_columns) if group.column(at).path_in_schema == "cell")
     known = column.statistics
-    alone = known is not None and known.has_min_max and known.min == known.max
-    return not alone or known.min in cells
+    if known is None or not known.has_min_max:
+        return True
+    return any(known.min <= cell <= known.max for cell in cells)
 
 
 def to_pandas(data: pa.Table) -> pd.DataFrame:

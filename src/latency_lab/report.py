@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from latency_lab import ROOT, files, records, tables
+from latency_lab import ROOT, environment, files, records, tables
 
 NOTEBOOK = ROOT / "notebooks" / "analysis.ipynb"
 CLAIMS = ROOT / "notebooks" / "claims.ipynb"
@@ -44,6 +44,7 @@ class Page:
     file: str
     figures: Path
     facts: dict[str, str] = field(default_factory=dict)
+    requests: int = 0
     error: str = ""
 
     @property
@@ -71,7 +72,7 @@ def build(data_root: Path, figures_root: Path, out: Path) -> Path | None:
     for page in pages:
         try:
             study = records.load(page.records)
-            page.facts = tables.facts(study)
+            page.facts, page.requests = tables.facts(study), int(study.cells["requests"].sum())
             for line in study.harmed:
                 print(f"{page.study} ({page.source}): left out, a sweep measures it again: {line}", flush=True)
         except Exception as error:  # whatever it is, other studies are still worth reading
@@ -80,9 +81,12 @@ def build(data_root: Path, figures_root: Path, out: Path) -> Path | None:
     readable = [page.records for page in pages if not page.error]
     # Two at a time: each is a kernel of its own, and a page takes mostly one core.
     with ProcessPoolExecutor(2) as pool:
-        drawn = {pool.submit(_render, page): (page, page.study) for page in pages if not page.error}
-        for notebook, page in common.items() if readable else ():
+        drawn = {}
+        for notebook, page in common.items() if readable else ():  # first, as they take longest
             drawn[pool.submit(_render_common, notebook, readable, page.figures)] = (page, notebook.stem)
+        for page in sorted(pages, key=lambda page: page.requests, reverse=True):
+            if not page.error:
+                drawn[pool.submit(_render, page)] = (page, page.study)
         for future in as_completed(drawn):
             page, name = drawn[future]
             try:
@@ -186,16 +190,8 @@ def _own_kernel(folder: Path) -> Iterator[None]:
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
     }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
+    with environment.holding(wanted):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _relative(path: Path) -> str:

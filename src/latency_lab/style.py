@@ -156,6 +156,8 @@ def save(drawn: Drawn, name: str, folder: Path) -> list[Path]:
         for path in paths:
             path.unlink(missing_ok=True)
         return []
+    with theme():
+        _lay_out(drawn.figure)
     # without a date or a version inside, so that an unchanged figure is an unchanged file
     files.write_bytes(_bytes(drawn.figure, "png", {"Software": None}), paths[0])
     files.write_bytes(_bytes(drawn.figure, "svg", {"Date": None, "Creator": None}), paths[1])
@@ -184,6 +186,13 @@ def _bytes(made: Figure, kind: str, metadata: dict[str, None]) -> bytes:
     with theme():
         made.savefig(buffer, format=kind, dpi=DPI, metadata=metadata)
     return buffer.getvalue()
+
+
+def _lay_out(made: Figure) -> None:
+    """Find the axes' places once for all formats: that takes longer than drawing them."""
+    if engine := made.get_layout_engine():
+        engine.execute(made)
+        made.set_layout_engine(None)
 
 
 def _joined(column: Iterable[Any]) -> str:

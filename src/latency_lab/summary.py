@@ -50,9 +50,13 @@ def of_study(study: Records, draws: int = DRAWS, seed: int = SEED, level: float 
     measured = study.cells[study.cells["requests"] > 0]
 
     def reduced(cells: pd.DataFrame) -> tuple[list[dict[Any, Any]], pd.DataFrame, pd.DataFrame]:
-        numbers = _joined([_numbers(one.requests_with(_COLUMNS)) for one in study.part(cells).one_by_one()])
+        point = study.part(cells)
+        pieces = [point] if point.keeps("requests") else point.one_by_one()
+        numbers = _joined([_numbers(one.requests_with(_COLUMNS)) for one in pieces])
         return _rows(numbers, draws, seed, level), numbers.cells, metrics.ttft_parts(numbers.latencies)
 
+    if study.keeps("requests"):
+        study.requests_with(_COLUMNS)  # read once, before the threads ask for it
     # in threads: numpy and pyarrow compute beside one another
     with ThreadPoolExecutor(machine.cores()) as pool:
         done = list(pool.map(reduced, (cells for _, cells in measured.groupby(["setting", "workload"], sort=False))))

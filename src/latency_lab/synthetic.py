@@ -18,6 +18,8 @@ import pyarrow as pa
 
 from latency_lab import files, records, schemas
 
+SLO = '{"e2e_p95_s": 2.0}'
+
 CELL: dict[str, Any] = {
     "status": "done",
     "duration_s": 10.0,

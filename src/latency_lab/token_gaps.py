@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 
+from latency_lab import lists
 from latency_lab.metrics import POINT, as_float
 
 
@@ -79,7 +78,7 @@ def _arrivals_s(requests: pd.DataFrame, chunks: Chunks) -> np.ndarray:
 
 def _chunks(requests: pd.DataFrame, wanted: np.ndarray | bool = True) -> Chunks:
     """The chunks of tokens of streaming requests, of all or of those `wanted`."""
-    (times, lengths), (tokens, known) = (_flat(requests[name]) for name in ("token_times_s", "token_counts"))
+    (times, lengths), (tokens, known) = (lists.flat(requests[name]) for name in ("token_times_s", "token_counts"))
     mine = requests["streaming"].to_numpy(bool) & wanted
     if not mine.all():
         times, tokens = times[np.repeat(mine, lengths)], tokens[np.repeat(mine, known)]
@@ -100,12 +99,3 @@ def _chunks(requests: pd.DataFrame, wanted: np.ndarray | bool = True) -> Chunks:
         unknown = ~agree & (lengths > 0)
         tokens[first[unknown]] += rest[unknown]
     return Chunks(row, after_s, gap_s, tokens.astype(np.int32, copy=False))
-
-
-def _flat(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
-    """A column of lists as its values one after another, and the length of each list: 0 for null."""
-    known = isinstance(column.dtype, pd.ArrowDtype)
-    lists = pa.array(column, None if known else pa.list_(pa.float64()), from_pandas=True)
-    lists = lists.combine_chunks() if isinstance(lists, pa.ChunkedArray) else lists
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
-    return lists.flatten().to_numpy(zero_copy_only=False), lengths
