@@ -215,7 +215,7 @@ def test_in_chromium(built, tmp_path, name):
     assert [frame["width"] for frame in found] == [1280, 390]
     for frame in found:
         assert frame["scroll"] <= frame["width"]
-        assert frame["images"] == (6 if name == "made-up.html" else 0) and frame["broken"] == 0
+        assert frame["images"] == (7 if name == "made-up.html" else 0) and frame["broken"] == 0
         numbers = [float(key) for key in frame["sorted"] if key is not None]
         assert numbers == sorted(numbers)
         assert (len(numbers) > 10) == (name == "made-up.html")
