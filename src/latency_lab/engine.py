@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from latency_lab import environment, machine, processes, quantization
+from latency_lab import environment, guard, machine, processes, quantization
 from latency_lab import trace as tracing
 from latency_lab.client import Piece
 from latency_lab.files import digest
@@ -230,9 +230,10 @@ async def running(
     log.parent.mkdir(parents=True, exist_ok=True)
     ended = processes.end_orphans(ledger)
     processes.register(ledger)
-    before = set(processes.children())
     memory_before, load_before = machine.memory_used_bytes(), os.getloadavg()[0]
-    with tracing.offered(trace) as tracer, environment.holding({**default_env(), **(env or {}), **tracer.env}):
+    wanted = {**default_env(), **(env or {})}
+    with guard.watching(), tracing.offered(trace) as tracer, environment.holding({**wanted, **tracer.env}):
+        before = set(processes.children())
         began = time.perf_counter()
         import vllm.logger  # noqa: F401 - sets up its logging, which the next line then redirects
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 import nbformat
 import psutil
 
-from latency_lab import ROOT, engine, files, measure, processes, records
+from latency_lab import ROOT, engine, files, leash, measure, processes, records
 
 NOTEBOOK = ROOT / "notebooks" / "measure.ipynb"
 POLL_S = 0.5
@@ -30,8 +30,8 @@ STOP_PATIENCE_S = 15.0
 def execute(job: measure.Job, stopped: Callable[[], bool], holds: tuple[int, ...] = ()) -> bool:
     """Execute the notebook of one engine start, led by `job`, and see that each of its cells has a row.
 
-    `stopped` is asked twice a second whether to end it. `holds` are descriptors of locks that papermill holds too:
-    where this process is killed, it finishes its setting, and no second sweep starts an engine beside it meanwhile.
+    `stopped` is asked twice a second whether to end it. Where this process is killed, the notebook and its engine end
+    too. `holds` are descriptors of locks that papermill holds as well, so that they are dropped when it has ended.
 
     Returns false where `stopped` ended it; cells that had finished by then are kept.
     """
@@ -93,7 +93,12 @@ def _papermill(job: measure.Job, holds: tuple[int, ...]) -> Iterator[subprocess.
     with (job.folder / "papermill.log").open("w") as log:
         # Its own session, so that the terminal's Ctrl-C reaches the sweep alone, which then ends things in order.
         child = subprocess.Popen(
-            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=holds
+            leash.command(command),
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=holds,
         )
         try:
             yield child

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -30,7 +31,7 @@ def register(folder: Path) -> None:
     own = psutil.Process()
     if os.getsid(0) != own.pid:
         return
-    entry = {"session": os.getsid(0), "pid": own.pid, "created": own.create_time()}
+    entry = {"session": os.getsid(0), "pid": own.pid, "started": started(own.pid), "boot": _boot(), "parent": _keeper()}
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LEDGER).open("a") as file:
         file.write(json.dumps(entry) + "\n")
@@ -39,11 +40,11 @@ def register(folder: Path) -> None:
 def end_orphans(folder: Path) -> list[str]:
     """End every process in a session of the ledger whose registrant has died; returns what was ended, for the record.
 
-    A session number that the system has given to somebody else since is told apart by the processes' creation times.
+    A session number that the system has given to somebody else since is told apart by when the processes were started.
     """
     entries = _entries(folder / LEDGER)
     dead = [entry for entry in entries if not _lives(entry)]
-    orphans = [process for entry in dead for process in _members(int(entry["session"]), entry["created"])]
+    orphans = [process for entry in dead for process in _left_by(entry)]
     ended = [f"{process.pid} {_name(process)}" for process in orphans]
     end(orphans)
     living = [entry for entry in entries if entry not in dead]
@@ -96,7 +97,38 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def _entries(ledger: Path) -> list[dict[str, float]]:
+def members(session: int, since: int) -> list[psutil.Process]:
+    """Living processes of a session, but this one, that were started at or after `since` (see `started`)."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, OSError):
+            mine = os.getsid(process.pid) == session and process.pid != os.getpid()
+            if mine and started(process.pid) >= since and _runs(process):
+                found.append(process)
+    return found
+
+
+def started(pid: int) -> int:
+    """When a process was started, in clock ticks since the machine was: no jump of its clock changes that.
+
+    psutil's creation times are times of day, which move when the clock is set. Raises OSError where there is no such
+    process.
+    """
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])  # starttime in proc(5)
+
+
+def _boot() -> str:
+    """Names the run of the machine that ticks are counted in."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _keeper() -> int | None:
+    """The process without which this one ends by itself within a second, as Jupyter's kernels do; None for a script."""
+    parent = os.getppid()
+    return parent if os.environ.get("JPY_PARENT_PID") == str(parent) else None
+
+
+def _entries(ledger: Path) -> list[dict[str, Any]]:
     if not ledger.exists():
         return []
     entries = []
@@ -106,22 +138,17 @@ def _entries(ledger: Path) -> list[dict[str, float]]:
     return entries
 
 
-def _lives(entry: dict[str, float]) -> bool:
+def _lives(entry: dict[str, Any]) -> bool:
     try:
-        process = psutil.Process(int(entry["pid"]))
-        return bool(process.create_time() == entry["created"] and _runs(process))
-    except psutil.NoSuchProcess:
+        process = psutil.Process(entry["pid"])
+        same = entry.get("boot") == _boot() and started(process.pid) == entry["started"] and _runs(process)
+        return same and entry["parent"] in (None, process.ppid())
+    except (psutil.NoSuchProcess, OSError):
         return False
 
 
-def _members(session: int, since: float) -> list[psutil.Process]:
-    """Processes of a session that were created at or after `since` (seconds since the epoch)."""
-    members = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
-            if os.getsid(process.pid) == session and process.create_time() >= since and process.pid != os.getpid():
-                members.append(process)
-    return members
+def _left_by(entry: dict[str, Any]) -> list[psutil.Process]:
+    return members(entry["session"], entry["started"]) if entry.get("boot") == _boot() else []
 
 
 def _name(process: psutil.Process) -> str:
