@@ -42,7 +42,7 @@ lint: .venv/.ready ## check style (ruff) and types (mypy)
 verify: .venv/.ready ## recompute the numbers in README.md from data/reference and compare
 	$(py) -m latency_lab verify
 
-bench: .venv/.ready ## measure what the study itself costs, and compare it with vLLM's own benchmark (half an hour)
+bench: .venv/.ready ## measure what the study itself costs, and compare it with vLLM's own benchmark (an hour)
 	$(py) -m latency_lab bench
 
 lab: .venv/.ready ## open the notebooks in JupyterLab on this machine

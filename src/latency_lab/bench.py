@@ -15,6 +15,7 @@ from latency_lab import (
     bench_fidelity,
     bench_hot,
     bench_http,
+    bench_kills,
     bench_large,
     bench_restarts,
     bench_trace,
@@ -25,6 +26,7 @@ from latency_lab.vllm_bench import BenchError
 RESULTS = ROOT / "data" / "runs" / "fidelity"
 REUSE = ROOT / "data" / "runs" / "bench" / "hot-limits"
 RESTARTS = ROOT / "data" / "runs" / "bench" / "restarts.csv"
+KILLS = ROOT / "data" / "runs" / "bench" / "kills.csv"
 LARGE = ROOT / "data" / "runs" / "bench" / "large.csv"
 
 PARTS: dict[str, tuple[bool, Callable[[], None]]] = {
@@ -38,6 +40,7 @@ PARTS: dict[str, tuple[bool, Callable[[], None]]] = {
     "hot": (True, lambda: bench_hot.compare(REUSE)),
     "restarts": (True, lambda: bench_restarts.ours(RESTARTS)),
     "restarts-vllm": (True, lambda: bench_restarts.vllms(RESTARTS)),
+    "kills": (True, lambda: bench_kills.loop(KILLS)),
 }
 """By name: whether a part needs vLLM, and what runs it."""
 
