@@ -1,7 +1,7 @@
 """Is anything lost when a sweep is killed at random moments? The part `kills` of `make bench`.
 
-The study kills.yaml is swept by `python -m latency_lab sweep`. Again and again the sweep, its notebook's kernel or a process
-of the engine gets SIGKILL, chosen with its moment by a seed. After each kill these are looked at:
+The study kills.yaml is swept by `python -m latency_lab sweep`. Again and again the sweep, its notebook's kernel or one
+of the engine's processes gets SIGKILL, chosen with its moment by a seed. After each kill these are looked at:
 
 - the cells that had finished: are their files still the same, byte for byte?
 - all cells that read as good: does each hold every request and every token that the study asks for?
@@ -115,7 +115,8 @@ def loop(results: Path, kills: int = KILLS) -> None:
             if (process := sweep.wait_for(victim, moment, wait_s, chance)) is None:
                 grids[-1].look()
                 continue
-            row = {"kill": len(rows) + 1, "round": len(grids), "victim": victim, "moment": moment, "waited_s": wait_s}
+            row: dict[str, Any] = {"kill": len(rows) + 1, "round": len(grids), "victim": victim, "moment": moment}
+            row |= {"waited_s": wait_s}
             with contextlib.suppress(psutil.NoSuchProcess):  # it had just ended by itself
                 rows.append(row | sweep.kill(victim, process))
                 _note(results, rows)
@@ -127,7 +128,7 @@ def loop(results: Path, kills: int = KILLS) -> None:
         complete = [len(grid.good) == grid.cells for grid in grids]
         left = [process for process in _ours() if process.status() != psutil.STATUS_ZOMBIE]
         for row in rows:
-            row |= {"grid_complete": complete[row["round"] - 1]}
+            row["grid_complete"] = complete[row["round"] - 1]
         _note(results, rows)
     except BaseException:
         print(f"kept to be looked at: {folder}", file=sys.stderr)

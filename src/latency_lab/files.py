@@ -7,9 +7,12 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+PART = ".part"
+"""How the names of files end that are being written."""
 
 
 def digest(value: Any, length: int = 12) -> str:
@@ -24,6 +27,14 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def stamp(path: Path) -> tuple[int, int, int] | None:
+    """What tells one version of a file from another without reading it; None where there is no such file."""
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_mtime_ns, found.st_size, found.st_ino
+    return None
+
+
 def write_text(text: str, path: Path) -> None:
     """Write a text file, whole or not at all."""
     with replacing(path) as temporary:
@@ -36,6 +47,12 @@ def write_bytes(data: bytes, path: Path) -> None:
         temporary.write_bytes(data)
 
 
+def remove_parts(folder: Path) -> None:
+    """Remove what killed writers left below a folder (see `replacing`). Nobody may be writing there meanwhile."""
+    for path in folder.rglob(f".*{PART}"):
+        path.unlink(missing_ok=True)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path beside `path`, and on success sync it to the disk and rename it to `path`.
@@ -44,7 +61,7 @@ def replacing(path: Path) -> Iterator[Path]:
     stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
     os.close(handle)
     temporary = Path(name)
     try:

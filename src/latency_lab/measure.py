@@ -83,6 +83,9 @@ class Job:
     members: list[Job] = field(default_factory=list, repr=False, compare=False)
     """The jobs that one engine serves, in the order to run, this one among them."""
 
+    _seen: dict[str, tuple[Any, dict[str, Any] | None]] = field(default_factory=dict, repr=False)
+    """Rows that have been read, by cell, with the stamps of the files that they were read from."""
+
     def __post_init__(self) -> None:
         self.members = self.members or [self]
         self.id = setting_id(self.setting, self.model, self.study.env, self.study.seed)
@@ -114,21 +117,27 @@ class Job:
             + (["logprobs"] if plan.point.keep_logprobs else [])
         )
 
-    def finished(self) -> dict[str, dict[str, Any]]:
-        """Rows of this job's cells that have finished well, by cell id. Files that lie are renamed to *.bad."""
-        rows = {}
-        for plan in self.study.cells(self.setting):
-            cell = self.cell_id(plan)
+    def row(self, cell: str) -> dict[str, Any] | None:
+        """The row of a cell, or None where it has none yet. Files that lie are renamed to *.bad, and are none.
+
+        Files are read, and their digests computed, once for each version of them.
+        """
+        kinds = ("cell", "requests", "steps")
+        stamps = [files.stamp(self.folder / f"{cell}.{kind}.parquet") for kind in kinds]
+        if cell not in self._seen or self._seen[cell][0] != stamps:
             try:
-                row = records.read_cell(self.folder, cell)
+                self._seen[cell] = stamps, records.read_cell(self.folder, cell)
             except records.BadRecord as error:
                 print(f"set aside, will be measured again: {error}")
                 for path in self.folder.glob(f"{cell}.*.parquet"):
                     records.set_aside(path)
-                continue
-            if row is not None and row["status"] in FINISHED:
-                rows[cell] = row
-        return rows
+                return None
+        return self._seen[cell][1]
+
+    def finished(self) -> dict[str, dict[str, Any]]:
+        """Rows of this job's cells that have finished well, by cell id."""
+        rows = {cell: self.row(cell) for cell in map(self.cell_id, self.study.cells(self.setting))}
+        return {cell: row for cell, row in rows.items() if row is not None and row["status"] in FINISHED}
 
     def pending(self) -> list[CellPlan]:
         """Cells still to be measured, in the order to run."""
@@ -138,9 +147,9 @@ class Job:
     def parameters(self) -> dict[str, Any]:
         """What measure.ipynb must have been given for this job."""
         return {
-            "study": str(self.study.path),
+            "study": str(self.study.path.resolve()),
             "setting": self.setting.label,
-            "runs": str(self.runs),
+            "runs": str(self.runs.resolve()),
             "force": self.force,
         }
 
@@ -157,9 +166,7 @@ class Job:
             return
         for job, pending in left:
             job.folder.mkdir(parents=True, exist_ok=True)
-            for plan in pending:  # whatever happens from here on, an older result is not taken for the new one
-                for path in job.folder.glob(f"{job.cell_id(plan)}.*.parquet"):
-                    path.unlink()
+            job.forget(pending)
         self.log.unlink(missing_ok=True)
         status, facts = "refused" if self.setting.expect == "invalid" else "failed", None
         try:
@@ -205,10 +212,16 @@ class Job:
             found.insert(0, "setting", [row["setting"] for row in rows])
         return found
 
+    def forget(self, plans: list[CellPlan]) -> None:
+        """Remove what is known of some cells, so that no older result is taken for the one that is to come."""
+        for plan in plans:
+            for path in self.folder.glob(f"{self.cell_id(plan)}.*.parquet"):
+                path.unlink()
+
     def give_up(self, status: str, error: str) -> None:
         """Record all cells that have no row yet as `status`: called by the sweep after a notebook that broke off."""
-        recorded = [plan for plan in self.pending() if records.read_cell(self.folder, self.cell_id(plan)) is None]
-        self._give_up(recorded, status, error)
+        lacking = [plan for plan in self.pending() if self.row(self.cell_id(plan)) is None]
+        self._give_up(lacking, status, error)
 
     def _engine(self) -> contextlib.AbstractAsyncContextManager[engine.Engine]:
         most = study_hot.largest([job.setting for job in self.members]) if self.hot else {}

@@ -37,6 +37,8 @@ def execute(job: measure.Job, stopped: Callable[[], bool], holds: tuple[int, ...
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     due = cells_due(job)
+    for member, plan in due:  # the notebook does so too, but may break off before
+        member.forget([plan])
     limit_s = job.study.start_timeout_s + sum(plan.point.timeout_s for _, plan in due) + 60 * len(due)
     for stale in ("parameters.json", measure.CURRENT):
         (job.folder / stale).unlink(missing_ok=True)

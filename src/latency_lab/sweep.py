@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -13,15 +14,16 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from tqdm import tqdm
 
-from latency_lab import measure, notebook, processes, records
+from latency_lab import files, measure, notebook, processes
 from latency_lab.study import Study
 
 FREE_DISK_BYTES = 500_000_000
-"""A sweep does not start with less: a full disk would cost it its results."""
+"""No engine is started with less: a full disk would cost it its results."""
+
+RESUME = "finished cells are kept: make room and run the same command again to go on from here"
 
 
 class SweepError(Exception):
@@ -32,15 +34,14 @@ def run(study: Study, runs: Path, force: bool = False) -> int:
     """Measure what of a study is not measured yet, setting by setting, and print a table of the outcome.
 
     Returns the exit code: 0 where every cell is done (or refused as expected), 1 where any is not, 130 after Ctrl-C,
-    which ends the engine and keeps all finished cells. Raises SweepError, models.ModelError before anything is started.
+    which ends the engine and keeps all finished cells. Raises models.ModelError before anything is started, and
+    SweepError then or where the disk is too full for another engine's results.
     """
     folder = runs / study.name
     folder.mkdir(parents=True, exist_ok=True)
-    if (free := shutil.disk_usage(folder).free) < FREE_DISK_BYTES:
-        raise SweepError(
-            f"{folder}: only {free / 1e6:.0f} MB free on its disk; a sweep wants {FREE_DISK_BYTES / 1e6:.0f} MB"
-        )
-    with _locked(folder) as lock:
+    _check_room(folder)
+    with _full_disk_in_one_line(folder), _locked(folder) as lock:
+        files.remove_parts(folder)
         jobs = measure.jobs(study, runs, force)
         todo = measure.starts(jobs)
         cells = sum(len(job.pending()) for job in jobs)
@@ -60,6 +61,7 @@ def run(study: Study, runs: Path, force: bool = False) -> int:
         # In a log file, a bar that moves twice a second is noise.
         with tqdm(total=cells, unit="cell", disable=not todo, mininterval=0.5 if sys.stderr.isatty() else 30) as bar:
             for number, job in enumerate(todo):
+                _check_room(folder)
                 bar.set_description(f"engine {number + 1}/{len(todo)} {job.setting.label}{' and others' * job.hot}")
                 interrupted = not _execute(job, bar, lock)
                 if interrupted:
@@ -107,7 +109,7 @@ def _conclude(jobs: list[measure.Job], interrupted: bool) -> int:
     print(f"\n{'setting':<40} {'cells':>5}  outcome")
     bad = 0
     for job in jobs:
-        rows = [row for plan in job.study.cells(job.setting) if (row := _row(job, job.cell_id(plan)))]
+        rows = [row for plan in job.study.cells(job.setting) if (row := job.row(job.cell_id(plan)))]
         counts = Counter(row["status"] for row in rows)
         missing = len(job.study.cells(job.setting)) - len(rows)
         if missing:
@@ -125,11 +127,22 @@ def _conclude(jobs: list[measure.Job], interrupted: bool) -> int:
     return 1 if bad else 0
 
 
-def _row(job: measure.Job, cell: str) -> dict[str, Any] | None:
+def _check_room(folder: Path) -> None:
+    if (free := shutil.disk_usage(folder).free) < FREE_DISK_BYTES:
+        raise SweepError(
+            f"{folder}: only {free / 1e6:.0f} MB free on its disk, and an engine is started with "
+            f"{FREE_DISK_BYTES / 1e6:.0f} MB at least; {RESUME}"
+        )
+
+
+@contextlib.contextmanager
+def _full_disk_in_one_line(folder: Path) -> Iterator[None]:
     try:
-        return records.read_cell(job.folder, cell)
-    except records.BadRecord:
-        return None
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise SweepError(f"{folder}: the disk is full ({os.strerror(error.errno)}); {RESUME}") from error
 
 
 @contextlib.contextmanager
