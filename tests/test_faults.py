@@ -14,7 +14,7 @@ import pytest
 from conftest import write_study
 from test_records import request
 
-from latency_lab import ROOT, measure, notebook, records, sweep
+from latency_lab import ROOT, engine, measure, notebook, records, sweep
 from latency_lab.study import load_study
 
 STUDY = """
@@ -184,6 +184,25 @@ def test_the_notebook_finds_a_study_that_was_named_from_another_folder(tmp_path,
     given = job.parameters()
     monkeypatch.chdir("/")
     assert measure.open_job(given["study"], "", given["runs"]).parameters() == given
+
+
+OUT_OF_MEMORY = """\
+(Worker pid=7) ERROR 12-07 12:47:16 [multiproc_executor.py:1063] WorkerProc hit an exception.
+(Worker pid=7) ERROR 12-07 12:47:16 [multiproc_executor.py:1063] ValueError: Available memory on node 0 \
+(20.36/23.54 GiB) on kv cache allocation is less than requested memory for kv (1048576.0 GiB).
+(EngineCore pid=6) ERROR 12-07 12:47:16 [core.py:1510] EngineCore failed to start.
+(EngineCore pid=6) ERROR 12-07 12:47:16 [core.py:1510] Exception: WorkerProc initialization failed
+"""
+
+
+def test_an_engine_without_enough_memory_is_recorded_with_vllms_own_reason(tmp_path):
+    """The lines are vLLM 0.32's, of an engine that was asked for a KV cache of a million GiB."""
+    (tmp_path / "engine.log").write_text(OUT_OF_MEMORY)
+    error = RuntimeError("Engine core initialization failed. See root cause above.")
+    assert engine._reason(error, tmp_path / "engine.log") == (
+        "ValueError: Available memory on node 0 (20.36/23.54 GiB) on kv cache allocation is less than requested memory "
+        "for kv (1048576.0 GiB)."
+    )
 
 
 MEASURING = {
