@@ -18,6 +18,7 @@ from latency_lab import (
     bench_kills,
     bench_large,
     bench_restarts,
+    bench_simulator,
     bench_trace,
     machine,
 )
@@ -28,11 +29,14 @@ REUSE = ROOT / "data" / "runs" / "bench" / "hot-limits"
 RESTARTS = ROOT / "data" / "runs" / "bench" / "restarts.csv"
 KILLS = ROOT / "data" / "runs" / "bench" / "kills.csv"
 LARGE = ROOT / "data" / "runs" / "bench" / "large.csv"
+SIMULATOR = ROOT / "data" / "runs" / "bench" / "simulator.csv"
 
 PARTS: dict[str, tuple[bool, Callable[[], None]]] = {
     "client": (False, bench_client.cost),
     "send": (False, bench_http.send_error),
     "large": (False, lambda: bench_large.cost(LARGE)),
+    "cpu": (False, bench_simulator.cpu),
+    "simulator": (False, lambda: bench_simulator.cost(SIMULATOR)),
     "http": (True, lambda: bench_http.cost(RESULTS)),
     "trace": (True, lambda: asyncio.run(bench_trace.cost())),
     "serve": (True, lambda: asyncio.run(bench_fidelity.serve(RESULTS))),

@@ -33,7 +33,7 @@ from latency_lab.study_grid import Door
 
 STREAMS = (1, 64, 256, 1024)
 RATES_PER_S = [round(2000 * 2 ** (step / 2)) for step in range(10)]
-"""Tokens a second of all streams together, one after the other."""
+"""Tokens a second of all streams together, one after the other; the first only warms up (see fidelity.limits)."""
 
 RUNG_S, RUNG_PERIODS = 0.7, 8
 """A rate is held for so long, and for so many periods at least."""

@@ -53,6 +53,9 @@ NOTES = (
 THROUGHPUT_FILE, HTTP_FILE = "throughput.csv", "http.csv"
 
 ADDED_MAX_S = 0.001
+KEPT_UP = 0.85
+"""A source that gives this share of the tokens that it is to give is in time: the ends of a rate of eight periods, the
+fewest there are, already cost it a ninth."""
 """A client has reached its limit where it adds more than this to the p99 of the gaps between tokens."""
 
 DRAWS = 10_000
@@ -101,6 +104,8 @@ def limits(table: pd.DataFrame) -> pd.DataFrame:
 
     `table` has a row for each rate that was offered in each round (see bench_http.py). A client sustains the rates
     below the first at which the median over rounds of what it adds is above ADDED_MAX_S; NaN where that is the first.
+    Two kinds of rates tell nothing of a client and are left out: the lowest, in which all streams start, and those that
+    the source could not keep up itself, as its loop is no faster than one stream's tokens allow.
     """
     rows = []
     for streams, own in table.groupby("streams"):
@@ -109,6 +114,8 @@ def limits(table: pd.DataFrame) -> pd.DataFrame:
             offered = (
                 runs[runs["kind"] == "tokens"].groupby("offered_per_s")[["per_s", "added_s"]].median().sort_index()
             )
+            offered = offered.iloc[1:]
+            offered = offered[offered["per_s"] >= KEPT_UP * offered.index]
             within = (offered["added_s"] <= ADDED_MAX_S).cummin()
             row[f"tokens_per_s {client}"] = offered["per_s"][within].max()
             row[f"requests_per_s {client}"] = runs.loc[runs["kind"] == "requests", "per_s"].median()

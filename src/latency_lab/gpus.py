@@ -63,7 +63,7 @@ CPU = Gpu(
     26e9,
     {"float32": 0.204e12},
     25e9,
-    "measured by `make bench` (measure_cpu): the best of several copies and of several float32 matrix products",
+    "measured by `python -m latency_lab bench cpu`: the best of several copies and of several float32 matrix products",
 )
 """The kind of machine that the committed CPU studies were measured on: two virtual cores."""
 
