@@ -108,7 +108,7 @@ def only_line(result: subprocess.CompletedProcess[str]) -> str:
 @pytest.mark.parametrize(("lock", "extra"), [("cpu.txt", "cpu"), ("gpu.txt", "gpu")])
 def test_the_lock_lies_within_the_declared_ranges(lock: str, extra: str) -> None:
     pinned = pins(lock)
-    for name, requirement in declared(extra, "test").items():
+    for name, requirement in declared(extra, "ray", "test").items():
         assert name in pinned, f"{lock} lacks {name}"
         assert requirement.specifier.contains(pinned[name]), f"{lock}: {name} {pinned[name]}, not {requirement}"
 
@@ -125,15 +125,15 @@ def test_the_cpu_lock_keeps_out_what_breaks_beside_the_cpu_torch() -> None:
 
 
 def test_both_locks_pin_the_same_analysis_tools() -> None:
-    cpu, gpu = pins("cpu.txt"), pins("gpu.txt")
-    assert {name: cpu[name] for name in declared("test")} == {name: gpu[name] for name in declared("test")}
+    cpu, gpu, tools = pins("cpu.txt"), pins("gpu.txt"), declared("ray", "test")
+    assert {name: cpu[name] for name in tools} == {name: gpu[name] for name in tools}
 
 
 def test_conda_and_pyproject_declare_the_same() -> None:
     dependencies = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     listed = next(entry["pip"] for entry in dependencies if isinstance(entry, dict))
     conda = [Requirement(line) for line in listed if not line.startswith("-")]
-    assert {canonicalize_name(one.name): one for one in conda} == declared("gpu", "test")
+    assert {canonicalize_name(one.name): one for one in conda} == declared("gpu", "ray", "test")
 
 
 @pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="runs in the .venv of make setup only")

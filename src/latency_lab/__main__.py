@@ -30,6 +30,15 @@ def main(arguments: list[str] | None = None) -> int:
     )
     sweep.add_argument("--force", action="store_true", help="measure again what has been measured")
 
+    sweep.add_argument(
+        "--executor",
+        choices=("local", "ray"),
+        default="local",
+        help="one engine after another here, or many on a Ray cluster (docs/clusters.md)",
+    )
+    sweep.add_argument("--ray-address", metavar="HOST:PORT", help="of a running cluster (default: one on this machine)")
+    sweep.add_argument("--cores", type=_positive, help="with ray: logical cores for each engine, which it is pinned to")
+
     check = commands.add_parser("check", help="read a study, say what it would measure and how long, start nothing")
     check.add_argument("study", type=Path)
 
@@ -81,12 +90,20 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: allowed: 1 or more")
+    return number
+
+
 def _study(options: argparse.Namespace) -> int:
     from latency_lab import machine
 
     gpu = machine.has_gpu()
     options.study = ROOT / "notebooks" / "studies" / ("gpu.yaml" if gpu else "cpu-smoke.yaml")
     options.runs = ROOT / "data" / "runs"
+    options.executor, options.ray_address, options.cores = "local", None, None
     print(f"{'an NVIDIA GPU' if gpu else 'no NVIDIA GPU'} here: {machine.device()}; study: {options.study.name}")
     return _sweep(options)
 
@@ -98,7 +115,11 @@ def _sweep(options: argparse.Namespace) -> int:
     arguments = vllm_args.installed()
     if arguments is None:
         raise sweep.SweepError("vLLM is not installed in this environment: run `make setup`")
-    return sweep.run(load_study(options.study.resolve(), arguments), options.runs.resolve(), options.force)
+    if options.executor == "local" and (options.ray_address or options.cores):
+        raise sweep.SweepError("--ray-address and --cores go with --executor ray")
+    study = load_study(options.study.resolve(), arguments)
+    runs = options.runs.resolve()
+    return sweep.run(study, runs, options.force, options.executor, options.ray_address, options.cores)
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -215,7 +236,7 @@ def _user_errors() -> tuple[type[Exception], ...]:
 
     errors: tuple[type[Exception], ...] = (StudyError, ModelError, BadRecord, FileNotFoundError)
     if "latency_lab.sweep" in sys.modules:
-        errors += (sys.modules["latency_lab.sweep"].SweepError,)
+        errors += (sys.modules["latency_lab.sweep"].SweepError, sys.modules["latency_lab.ray_executor"].ClusterError)
     if "latency_lab.vllm_bench" in sys.modules:
         errors += (sys.modules["latency_lab.vllm_bench"].BenchError,)
     if "latency_lab.headline" in sys.modules:

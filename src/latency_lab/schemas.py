@@ -224,6 +224,12 @@ CELLS = pa.schema(
         _field("driver_version", pa.string(), "version of the NVIDIA driver"),
         _field("cpu", pa.string(), "name of the CPU"),
         _field("cpu_cores", pa.int16(), "logical cores"),
+        _field(
+            "affinity",
+            pa.string(),
+            "logical cores that the engine and its client might run on, e.g. '0-3,8': those that they were pinned to, "
+            "or all; null where nobody noted it: nothing was pinned",
+        ),
         _field("memory_bytes", pa.int64(), "memory of the machine"),
         _field("os", pa.string(), "operating system and kernel"),
         # what the machine did meanwhile

@@ -7,17 +7,14 @@ import errno
 import fcntl
 import os
 import shutil
-import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 from tqdm import tqdm
 
-from latency_lab import files, measure, notebook, processes
+from latency_lab import files, measure, notebook, processes, ray_executor, signals
 from latency_lab.study import Study
 
 FREE_DISK_BYTES = 500_000_000
@@ -30,19 +27,35 @@ class SweepError(Exception):
     """A sweep that cannot start; the message is one line."""
 
 
-def run(study: Study, runs: Path, force: bool = False) -> int:
+def run(
+    study: Study,
+    runs: Path,
+    force: bool = False,
+    executor: str = "local",
+    ray_address: str | None = None,
+    cores: int | None = None,
+) -> int:
     """Measure what of a study is not measured yet, setting by setting, and print a table of the outcome.
 
+    Parameters
+    ----------
+    executor : "local", one engine after another on this machine, or "ray", as many at a time as a cluster has room for.
+    ray_address : the cluster; by default one is started on this machine for as long as the sweep takes.
+    cores : logical cores for each engine that runs under Ray (default: see ray_executor.Cluster.cores).
+
     Returns the exit code: 0 where every cell is done (or refused as expected), 1 where any is not, 130 after Ctrl-C,
-    which ends the engine and keeps all finished cells. Raises models.ModelError before anything is started, and
-    SweepError then or where the disk is too full for another engine's results.
+    which ends the engine and keeps all finished cells. Raises models.ModelError and ray_executor.ClusterError before
+    anything is started, and SweepError then or where the disk is too full for another engine's results.
     """
     folder = runs / study.name
     folder.mkdir(parents=True, exist_ok=True)
     _check_room(folder)
-    with _full_disk_in_one_line(folder), _locked(folder) as lock:
+    with _full_disk_in_one_line(folder), _locked(folder) as lock, contextlib.ExitStack() as held:
         files.remove_parts(folder)
-        jobs = measure.jobs(study, runs, force)
+        cluster = held.enter_context(ray_executor.connected(ray_address, cores)) if executor == "ray" else None
+        if cluster is not None:
+            cluster.check(study)
+        jobs = measure.jobs(study, runs, force, cores=None if cluster is None or cluster.gpu else cluster.cores(0))
         todo = measure.starts(jobs)
         cells = sum(len(job.pending()) for job in jobs)
         kept = sum(len(study.cells(job.setting)) for job in jobs) - cells
@@ -57,9 +70,14 @@ def run(study: Study, runs: Path, force: bool = False) -> int:
             print(f"  estimated time: {estimate}, if nothing fails; results: {folder}")
             for line in study.traffic():
                 print(f"  {line}")
+            for line in ray_executor.look_around(cluster, study, folder) if cluster else ():
+                print(f"  {line}")
         interrupted = False
         # In a log file, a bar that moves twice a second is noise.
         with tqdm(total=cells, unit="cell", disable=not todo, mininterval=0.5 if sys.stderr.isatty() else 30) as bar:
+            if cluster is not None:
+                interrupted = not ray_executor.run(cluster, todo, bar, _say_stopping)
+                todo = []
             for number, job in enumerate(todo):
                 _check_room(folder)
                 bar.set_description(f"engine {number + 1}/{len(todo)} {job.setting.label}{' and others' * job.hot}")
@@ -73,35 +91,21 @@ def _execute(job: measure.Job, bar: tqdm, lock: int) -> bool:
     """Execute the notebook of one engine start here, moving the bar. Returns false where Ctrl-C ended it."""
     for line in processes.end_orphans(job.runs):
         tqdm.write(f"ended a process left over from an earlier engine: {line}")
-    due, before, first = notebook.cells_due(job), bar.n, time.time()
-    with _on_interrupt() as interrupted:
+    ended, before = notebook.Ended(job), bar.n
+    with signals.collected(_say_stopping) as interrupted:
 
         def stopped() -> bool:
             bar.set_postfix_str(notebook.current(job), refresh=False)
-            bar.update(before + notebook.ended(due, since=first) - bar.n)
+            bar.update(before + ended.count() - bar.n)
             return bool(interrupted)
 
         whole = notebook.execute(job, stopped, holds=(lock,))
-    bar.update(before + len(due) - bar.n)
+    bar.update(before + len(ended) - bar.n)
     return whole
 
 
-@contextlib.contextmanager
-def _on_interrupt() -> Iterator[list[int]]:
-    """While the block runs, SIGINT and SIGTERM are collected in the list and break nothing off."""
-    signals: list[int] = []
-
-    def note(number: int, _: FrameType | None) -> None:
-        if not signals:
-            tqdm.write("stopping: the engine is being ended; finished cells are kept")
-        signals.append(number)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _say_stopping() -> None:
+    tqdm.write("stopping: every engine is being ended; finished cells are kept")
 
 
 def _conclude(jobs: list[measure.Job], interrupted: bool) -> int:
