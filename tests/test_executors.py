@@ -151,7 +151,7 @@ def test_errors_are_one_line_each(tmp_path, monkeypatch, capsys):
     command = ["sweep", str(path), "--runs", str(tmp_path / "runs")]
     monkeypatch.setitem(sys.modules, "ray", None)  # as where it is not installed
     assert main([*command, "--executor", "ray"]) == 2
-    said = "Ray is not installed in this environment: pip install 'latency-lab[ray]'\n"
+    said = "Ray is not installed in this environment: pip install -e '.[ray]'\n"
     assert capsys.readouterr().err == said
     assert main([*command, "--cores", "1"]) == 2
     assert capsys.readouterr().err == "--ray-address and --cores go with --executor ray\n"

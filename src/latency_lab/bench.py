@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from latency_lab import (
     ROOT,
     bench_client,
+    bench_executors,
     bench_fidelity,
     bench_hot,
     bench_http,
@@ -28,6 +29,7 @@ RESULTS = ROOT / "data" / "runs" / "fidelity"
 REUSE = ROOT / "data" / "runs" / "bench" / "hot-limits"
 RESTARTS = ROOT / "data" / "runs" / "bench" / "restarts.csv"
 KILLS = ROOT / "data" / "runs" / "bench" / "kills.csv"
+EXECUTORS = ROOT / "data" / "runs" / "bench" / "executors"
 LARGE = ROOT / "data" / "runs" / "bench" / "large.csv"
 SIMULATOR = ROOT / "data" / "runs" / "bench" / "simulator.csv"
 
@@ -44,6 +46,7 @@ PARTS: dict[str, tuple[bool, Callable[[], None]]] = {
     "hot": (True, lambda: bench_hot.compare(REUSE)),
     "restarts": (True, lambda: bench_restarts.ours(RESTARTS)),
     "restarts-vllm": (True, lambda: bench_restarts.vllms(RESTARTS)),
+    "executors": (True, lambda: bench_executors.compare(EXECUTORS)),
     "kills": (True, lambda: bench_kills.loop(KILLS)),
 }
 """By name: whether a part needs vLLM, and what runs it."""

@@ -143,7 +143,7 @@ def connected(address: str | None = None, cores: int | None = None) -> Iterator[
     try:
         import ray
     except ImportError:
-        raise ClusterError("Ray is not installed in this environment: pip install 'latency-lab[ray]'") from None
+        raise ClusterError("Ray is not installed in this environment: pip install -e '.[ray]'") from None
     if address is not None and (problem := _unreachable(address)) is not None:
         raise ClusterError(problem)
     where = {"address": address} if address is not None else _local()
