@@ -70,10 +70,11 @@ def test_every_link_of_the_pages_leads_somewhere(built):
     folder = built[0] / "figures" / "report"
     for path in folder.glob("*.html"):
         for link in re.findall(r'href="([^"]*)"', path.read_text()):
-            if link.startswith("#"):
-                assert f'id="{html.unescape(link[1:])}"' in path.read_text()
-            elif not link.startswith("data:"):
-                assert (folder / link).is_file(), link
+            file, _, place = html.unescape(link).partition("#")
+            if not link.startswith("data:"):
+                target = folder / file if file else path
+                assert target.is_file(), link
+                assert not place or f'id="{place}"' in target.read_text(), link
 
 
 def test_pages_fetch_nothing(built):

@@ -19,15 +19,17 @@ _COLOUR = "#0173b2"
 _BAND = "#e4e4e4"
 
 
-def section(data: Path, figures: Path) -> Html | None:
-    """Heading, figure, tables and notes from the folder that fidelity.latest finds; None where there is none.
+def section(data: Path, figures: Path) -> Html:
+    """Heading, figure, tables and notes from the folder that fidelity.latest finds; a sentence where there is none.
 
     The figure's files go to `figures`.
     """
     folder = fidelity.latest(data)
     if folder is None:
-        return None
-    parts = [f"<h2>{HEADING}</h2>"]
+        return Html(
+            '<p class="absent">Not compared with vLLM\'s own benchmark here: <code>make bench</code> does it.</p>'
+        )
+    parts = [f"<h3>{HEADING}</h3>"]
     if (folder / "serve").is_dir():
         study = records.load(folder / "serve")
         compared = fidelity.agreement(study)

@@ -26,6 +26,12 @@ def bullets(reference: Path, studies: Mapping[str, records.Records]) -> list[str
     if (folder / fidelity.THROUGHPUT_FILE).exists():
         text = fidelity.throughput_text(pd.read_csv(folder / fidelity.THROUGHPUT_FILE))
         found.append(f"- **Against `{fidelity.THROUGHPUT}`.** {text}")
+    return found + checks(studies)
+
+
+def checks(studies: Mapping[str, records.Records]) -> list[str]:
+    """Those of them that studies give: the cost of the front door, random weights."""
+    found = []
     if DOORS in studies:
         found += _front_door(studies[DOORS])
     if WEIGHTS in studies:
