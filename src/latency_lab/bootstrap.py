@@ -82,11 +82,12 @@ def percentiles(values: np.ndarray, weights: np.ndarray, wanted: Sequence[float]
     if not len(values):
         return out
     cumulative = np.cumsum(weights, axis=1, dtype=np.float64)
-    total = cumulative[:, -1]
+    total = cumulative[:, -1].copy()
     some = total > 0
     # Rows one after another in one ascending array, so that a single search finds an edge of every row.
     start = np.arange(len(weights)) * (total.max(initial=0) + 1)
-    ascending = (cumulative + start[:, None]).ravel()
+    cumulative += start[:, None]
+    ascending = cumulative.ravel()
     first = np.arange(len(weights)) * len(values)
     for i, p in enumerate(wanted):
         at = (total - 1) * p / 100
@@ -99,8 +100,9 @@ def percentiles(values: np.ndarray, weights: np.ndarray, wanted: Sequence[float]
             out[:, i] = np.where((share == 0) | (lower == upper), lower, lower + share * (upper - lower))
     finite = np.isfinite(values)
     with np.errstate(invalid="ignore", divide="ignore"):
-        out[:, -1] = (weights[:, finite] @ values[finite]) / total
-    out[:, -1] = np.where(weights[:, ~finite].sum(axis=1) > 0, np.inf, out[:, -1])
+        out[:, -1] = weights @ np.where(finite, values, 0) / total
+    if not finite.all():
+        out[weights[:, ~finite].sum(axis=1) > 0, -1] = np.inf
     out[~some] = np.nan
     return out
 

@@ -77,8 +77,10 @@ def good(latencies: pd.DataFrame, slo: Mapping[str, float]) -> pd.Series:
 
 
 def of_study(study: Records, draws: int = 1000, seed: int = 0) -> pd.DataFrame:
-    """`by_point` of a whole study, whose requests are read a point at a time: it may hold more than memory does."""
+    """`by_point` of a whole study. Where it has many requests they are read a point at a time."""
     cells = study.cells[(study.cells["requests"] > 0) & study.cells["slo"].map(of_cell).astype(bool)]
+    if study.keeps("requests"):
+        return by_point(study.part(cells).requests_with(metrics.COLUMNS), cells, draws, seed)
     found = [
         by_point(study.part(own).requests_with(metrics.COLUMNS), own, draws, seed)
         for _, own in cells.groupby(["setting", "workload"], sort=False)

@@ -37,7 +37,7 @@ class Summary:
 
 
 class _Numbers(NamedTuple):
-    """What is kept of one setting's requests at one workload point; rows as in `latencies`."""
+    """What is kept of requests; rows as in `latencies`."""
 
     latencies: pd.DataFrame
     itl_row: np.ndarray
@@ -46,8 +46,15 @@ class _Numbers(NamedTuple):
 
 
 def of_study(study: Records, draws: int = DRAWS, seed: int = SEED, level: float = LEVEL) -> Summary:
-    """The tables of a whole study, a point at a time on each core. Raises records.BadRecord."""
+    """The tables of a whole study: at once where its requests are few, else a point at a time on each core.
+
+    Raises records.BadRecord.
+    """
     measured = study.cells[study.cells["requests"] > 0]
+    if study.keeps("requests"):
+        numbers = _numbers(study.part(measured).requests_with(_COLUMNS))
+        rows = _rows(numbers, draws, seed, level)
+        return Summary(_table(rows), numbers.cells, metrics.ttft_parts(numbers.latencies))
 
     def reduced(cells: pd.DataFrame) -> tuple[list[dict[Any, Any]], pd.DataFrame, pd.DataFrame]:
         point = study.part(cells)
@@ -55,14 +62,9 @@ def of_study(study: Records, draws: int = DRAWS, seed: int = SEED, level: float 
         numbers = _joined([_numbers(one.requests_with(_COLUMNS)) for one in pieces])
         return _rows(numbers, draws, seed, level), numbers.cells, metrics.ttft_parts(numbers.latencies)
 
-    if study.keeps("requests"):
-        study.requests_with(_COLUMNS)  # read once, before the threads ask for it
     # in threads: numpy and pyarrow compute beside one another
     with ThreadPoolExecutor(machine.cores()) as pool:
         done = list(pool.map(reduced, (cells for _, cells in measured.groupby(["setting", "workload"], sort=False))))
-    if not done:
-        none = _numbers(study.part(measured).requests_with(_COLUMNS))
-        return Summary(_table([]), none.cells, metrics.ttft_parts(none.latencies))
     return Summary(
         _table([row for rows, _, _ in done for row in rows]),
         pd.concat([cells for _, cells, _ in done], ignore_index=True),
@@ -82,8 +84,7 @@ def of_requests(requests: pd.DataFrame, draws: int = DRAWS, seed: int = SEED, le
     pooled over repeats (tokens over seconds). An interval's end is null where it lies among failures.
     `percentile_max` is the highest percentile that `n` requests support.
     """
-    points = requests.groupby(["setting", "workload"], sort=False)
-    return _table([row for _, own in points for row in _rows(_numbers(own), draws, seed, level)])
+    return _table(_rows(_numbers(requests), draws, seed, level))
 
 
 def _numbers(requests: pd.DataFrame) -> _Numbers:
@@ -103,27 +104,31 @@ def _joined(repeats: list[_Numbers]) -> _Numbers:
 
 
 def _rows(numbers: _Numbers, draws: int, seed: int, level: float) -> list[dict[Any, Any]]:
-    """A row for each class of requests of one point."""
+    """A row for each class of requests of each point."""
     out = []
-    latencies, cells = numbers.latencies, numbers.cells
-    for key, own in latencies.groupby(POINT, sort=False):
-        itl_row, itl_s = numbers.itl_row, numbers.itl_s
-        if len(own) < len(latencies):
-            position = np.full(len(latencies), -1, dtype=np.int32)
-            position[own.index] = np.arange(len(own))
-            mine = position[itl_row] >= 0
-            itl_row, itl_s = position[itl_row[mine]], itl_s[mine]
+    latencies, itl_s = numbers.latencies, numbers.itl_s
+    groups = latencies.groupby(POINT, sort=False)
+    cells = dict(list(numbers.cells.groupby(POINT[:2], sort=False)))
+    # the gaps of each group one after another, and their requests by position in it
+    group_of, position = groups.ngroup().to_numpy()[numbers.itl_row], groups.cumcount().to_numpy()[numbers.itl_row]
+    if len(groups) > 1:
+        order = np.argsort(group_of, kind="stable")
+        group_of, position, itl_s = group_of[order], position[order], itl_s[order]
+    ends = np.searchsorted(group_of, np.arange(len(groups) + 1))
+    for (key, own), first, last in zip(groups, ends[:-1], ends[1:], strict=True):
         rng = np.random.default_rng([seed, int(files.digest(list(key)), 16)])
-        drawn = bootstrap.resample(own["repeat"].to_numpy(int), cells["repeat"].to_numpy(int), draws, rng)
+        repeats = cells[key[:2]]["repeat"].to_numpy(int)
+        drawn = bootstrap.resample(own["repeat"].to_numpy(int), repeats, draws, rng)
         row: dict[Any, Any] = dict(zip(POINT, key, strict=True)) | own[VALUES].iloc[0].to_dict()
-        row |= _counts(own, len(itl_s))
+        row |= _counts(own, int(last - first))
         for name in LATENCIES:
             if name == "itl":
-                found = bootstrap.estimates(itl_s, drawn.unit[itl_row], drawn.units, PERCENTILES)
+                own_s, unit = itl_s[first:last], drawn.unit[position[first:last]]
+                found = bootstrap.estimates(own_s, unit, drawn.units, PERCENTILES)
             else:
                 found = estimates(own, name, drawn, PERCENTILES)
             row |= _interval(name, *found, level)
-        row |= _rates(cells, drawn.cells, level)
+        row |= _rates(cells[key[:2]], drawn.cells, level)
         out.append(row)
     return out
 
@@ -165,7 +170,7 @@ def estimates(
     if drawn.grouped:
         return bootstrap.estimates(values, drawn.unit[order], drawn.units, wanted)
     estimate = bootstrap.percentiles(values, np.ones((1, len(values))), wanted)[0]
-    return estimate, bootstrap.percentiles(values, drawn.requests[:, order], wanted)
+    return estimate, bootstrap.percentiles(values, drawn.units[:, drawn.unit[order]], wanted)
 
 
 def _interval(name: str, estimate: np.ndarray, drawn: np.ndarray, level: float) -> dict[str, float]:
