@@ -1,5 +1,6 @@
 """What each door adds, on made-up requests whose differences are known."""
 
+import drawing
 import pandas as pd
 import pytest
 from synthetic import cell, cells, frame, request
@@ -76,12 +77,7 @@ def test_the_figure_shows_each_door_with_units_and_where_it_stands(made):
 
 def test_no_text_is_cut(made):
     found, costs = made
-    figure = door_figures.front_door(costs, style.context(found.cells)).figure
-    figure.draw_without_rendering()
-    width, height = figure.get_size_inches() * figure.dpi
-    for text in figure.texts:
-        box = text.get_window_extent()
-        assert box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height
+    drawing.assert_readable(door_figures.front_door(costs, style.context(found.cells)).figure)
 
 
 def test_the_table_has_every_percentile_and_what_was_added(made):

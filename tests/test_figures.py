@@ -2,6 +2,7 @@
 so.
 """
 
+import drawing
 import matplotlib.colors
 import numpy as np
 import pandas as pd
@@ -60,15 +61,7 @@ def test_each_figure_is_drawn_with_units_and_small_print(drawn, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_text_is_cut_or_too_small(drawn, name):
-    made = drawn[name].figure
-    made.draw_without_rendering()
-    width, height = made.get_size_inches() * made.dpi
-    for text in made.texts:
-        box = text.get_window_extent()
-        assert box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height
-    assert made.get_figwidth() == style.WIDTH_IN
-    shown = [text for ax in made.axes for text in [*ax.texts, ax.title, ax.xaxis.label, *ax.get_xticklabels()]]
-    assert min(text.get_fontsize() for text in [*made.texts, *shown] if text.get_text()) >= 9
+    drawing.assert_readable(drawn[name].figure)
 
 
 def test_a_setting_has_one_colour_everywhere(drawn, context):

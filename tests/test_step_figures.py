@@ -1,5 +1,6 @@
 """Figures of scheduler steps: what they show is their table, and a study that lacks the data is told so."""
 
+import drawing
 import numpy as np
 import pandas as pd
 import pytest
@@ -46,14 +47,7 @@ def test_each_figure_is_drawn_with_units_and_small_print(drawn, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_text_is_cut_or_too_small(drawn, name):
-    made = drawn[name].figure
-    made.draw_without_rendering()
-    width, height = made.get_size_inches() * made.dpi
-    texts = [t for a in made.axes for t in (a.title, a.xaxis.label, a.yaxis.label, *a.texts)]
-    for text in [*made.texts, *(t for t in texts if t.get_text())]:
-        box = text.get_window_extent()
-        assert box.x0 >= -1 and box.x1 <= width + 1 and box.y0 >= -1 and box.y1 <= height + 1, text.get_text()
-        assert text.get_fontsize() >= 9
+    drawing.assert_readable(drawn[name].figure)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -84,7 +78,7 @@ def test_a_life_has_its_chunks_and_tokens(drawn):
 
 def test_a_gap_belongs_to_the_step_that_ended_it(study):
     streams = study.requests[(study.requests["workload"] == "streams") & (study.requests["class_name"] == "chat")]
-    gaps = step_figures.gaps_with_steps(study.steps, streams, token_gaps.gaps(streams))
+    gaps = long_prompts.gaps_with_steps(study.steps, streams, token_gaps.gaps(streams))
     assert len(gaps) == 59 * len(streams)
     first = gaps[gaps["repeat"] == 0]  # where a step takes 20 ms and 0.8 ms a token, three or four of them decodes
     decodes = (first["gap_ms"] - 20 - 0.8 * first["prefill"]) / 0.8

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
@@ -36,24 +35,22 @@ def ask(ax: Any, point: tuple[float, float], text: str, colour: str) -> None:
 
 
 def place(made: Figure, axes: Iterable[Any]) -> None:
-    """Move each label asked for to the nearest place where it hides no marker and no other label; once laid
-    out.
+    """Move each label asked for to the nearest place where it hides no marker and no other label, in a figure that is
+    laid out.
     """
-    canvas = FigureCanvasAgg(made)
-    made.draw_without_rendering()
-    renderer: Any = canvas.get_renderer()
+    offset_px = made.dpi / 72
     for ax in axes:
-        inside = ax.get_window_extent(renderer)
+        inside = ax.get_window_extent()
         dots, lines = _obstacles(ax)
         taken: list[Bbox] = []
         for label in [text for text in ax.texts if text.get_gid() == "label"]:
             best = None
+            size = Text.get_window_extent(label)  # the text alone, without its line; the same in every place
+            x, y = ax.transData.transform(label.xy)
             for dx, dy in _PLACES:
-                label.set_position((dx, dy))
-                label.set_ha("right" if dx < 0 else "left" if dx > 0 else "center")
-                label.set_va("top" if dy < 0 else "bottom" if dy > 0 else "center")
-                label.update_positions(renderer)
-                box = Text.get_window_extent(label, renderer)  # the text alone, without its line
+                left = x + dx * offset_px - size.width * (1 - np.sign(dx)) / 2
+                below = y + dy * offset_px - size.height * (1 - np.sign(dy)) / 2
+                box = Bbox.from_bounds(left, below, size.width, size.height)
                 if not (inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1):
                     continue
                 cost = (
@@ -63,15 +60,15 @@ def place(made: Figure, axes: Iterable[Any]) -> None:
                     + (abs(dx) + abs(dy)) / 4
                 )
                 if best is None or cost < best[0]:
-                    best = (cost, dx, dy, label.get_ha(), label.get_va(), box)
+                    best = (cost, dx, dy, box)
             if best is None or best[0] >= 1000:
                 label.remove()
                 continue
-            _, dx, dy, ha, va, box = best
+            _, dx, dy, box = best
             label.set_position((dx, dy))
-            label.set_ha(ha)
-            label.set_va(va)
-            taken.append(Bbox(box))
+            label.set_ha("right" if dx < 0 else "left" if dx > 0 else "center")
+            label.set_va("top" if dy < 0 else "bottom" if dy > 0 else "center")
+            taken.append(box)
 
 
 def _obstacles(ax: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -109,8 +109,7 @@ def over_concurrency(ax: Any, data: pd.DataFrame, column: str, factor: float, co
 
 
 def name_lines(made: Figure, axes: Iterable[Any]) -> None:
-    """Move the names at the ends of lines apart, up and down, so that none covers another; once laid out."""
-    made.draw_without_rendering()
+    """Move the names at the ends of lines apart, up and down, so that none covers another, in a figure laid out."""
     points_each = 72 / made.dpi
     for ax in axes:
         names = sorted(

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from latency_lab import panels, proofs, step_panels, style
-from latency_lab.long_prompts import MOST_GAPS, Beside
+from latency_lab.long_prompts import Beside
 from latency_lab.records import Records
 from latency_lab.step_panels import DECODE, LONG, PREFILL, QUEUE, STREAM
 from latency_lab.style import Context, Drawn
@@ -21,12 +21,12 @@ STALL_FACTORS = (2.0, 4.0, 8.0)
 """A gap of a stream is a stall where it is longer than so many times the median gap of steps without any prefill."""
 
 _NO_DATA = pd.DataFrame()
-_Figure = Callable[[Beside, Context], Drawn]
+_Figure = Callable[[Beside | None, Context], Drawn]
 _NO_STEPS = "no scheduler steps were recorded for a workload that mixes streams with long prompts."
 _NO_MIX = "the study has no workload that mixes streams with longer prompts."
 
 
-def _where_traced(draw: _Figure) -> Callable[[Beside | None, Context], Drawn]:
+def _where_traced(draw: Callable[[Beside, Context], Drawn]) -> _Figure:
     """The figure, or the reason where no workload mixes streams with long prompts or its steps were not recorded."""
 
     @wraps(draw)
@@ -34,6 +34,20 @@ def _where_traced(draw: _Figure) -> Callable[[Beside | None, Context], Drawn]:
         if mixed is None or mixed.traced.empty:
             return Drawn(None, _NO_DATA, reason=_NO_MIX if mixed is None else _NO_STEPS)
         return draw(mixed, context)
+
+    return drawn
+
+
+def _with_gaps(draw: Callable[[Beside, pd.DataFrame, list[str], Context], Drawn]) -> _Figure:
+    """The figure from the streams' gaps and the settings that have some, in order; or the reason where none has."""
+
+    @_where_traced
+    @wraps(draw)
+    def drawn(mixed: Beside, context: Context) -> Drawn:
+        gaps, _ = mixed.stepped_gaps
+        known = set(gaps["setting"].unique())
+        order = [setting for setting in _by_budget(mixed.study.cells) if setting in known]
+        return draw(mixed, gaps, order, context) if order else Drawn(None, _NO_DATA, reason=_NO_STEPS)
 
     return drawn
 
@@ -92,7 +106,8 @@ def life(mixed: Beside, context: Context) -> Drawn:
     if not pieces:
         return Drawn(None, _NO_DATA, reason=_NO_STEPS)
     data = pd.DataFrame(pieces)
-    order = [setting for setting in order if setting in set(data["setting"])]
+    known = set(data["setting"])
+    order = [setting for setting in order if setting in known]
     with style.theme():
         made, axes = style.figure(0.8 + 0.42 * len(order), 1, 1)
         step_panels.lives(axes[0, 0], data, order[::-1])
@@ -115,13 +130,9 @@ def life(mixed: Beside, context: Context) -> Drawn:
     )
 
 
-@_where_traced
-def stalls_by_prefill(mixed: Beside, context: Context) -> Drawn:
+@_with_gaps
+def stalls_by_prefill(mixed: Beside, gaps: pd.DataFrame, order: list[str], context: Context) -> Drawn:
     """Each gap of a stream against the prompt tokens in the step that ended it."""
-    gaps, covered = _gaps(mixed)
-    if gaps.empty:
-        return Drawn(None, _NO_DATA, reason=_NO_STEPS)
-    order = [setting for setting in _by_budget(mixed.study.cells) if setting in set(gaps["setting"])]
     data = gaps.loc[gaps["setting"].isin(order), ["setting", "prefill", "gap_ms"]].reset_index(drop=True)
     with style.theme():
         made, axes = style.figure(2.9, 1, 1)
@@ -137,7 +148,7 @@ def stalls_by_prefill(mixed: Beside, context: Context) -> Drawn:
         handles, texts = panels.legend(order, context)
         for handle in handles:
             handle.set_linestyle("")
-        note = f"{mixed.workload}, {covered}; each mark is the wait for one token of a stream"
+        note = f"{mixed.workload}, {mixed.stepped_gaps[1]}; each mark is the wait for one token of a stream"
         style.finish(made, title, _small(context, note), (handles, texts))
     return Drawn(made, data, "Gaps between the tokens of running streams against the prompt tokens in the same step.")
 
@@ -180,14 +191,12 @@ def budget_tradeoff(mixed: Beside | None, points: pd.DataFrame, context: Context
     return Drawn(made, data, f"TTFT of long prompts and p99 ITL of streams beside them for {len(order)} budgets.")
 
 
-@_where_traced
-def stall_free(mixed: Beside, context: Context) -> Drawn:
+@_with_gaps
+def stall_free(mixed: Beside, gaps: pd.DataFrame, order: list[str], context: Context) -> Drawn:
     """Share of the streams' gaps that are no stall, over the budget, for three ideas of what a stall is."""
-    gaps, covered = _gaps(mixed)
     plain = gaps.loc[gaps["prefill"] == 0, "gap_ms"]
     if plain.empty:
-        return Drawn(None, _NO_DATA, reason=_NO_STEPS)
-    order = [setting for setting in _by_budget(mixed.study.cells) if setting in set(gaps["setting"])]
+        return Drawn(None, _NO_DATA, reason="every step of a stream held prompt tokens too: no gap is usual.")
     usual = float(plain.median())
     parts = []
     for factor in STALL_FACTORS:
@@ -211,33 +220,10 @@ def stall_free(mixed: Beside, context: Context) -> Drawn:
             f"{ends[1][last]:g} %"
         )
         labels = [f"up to {f:g} x the usual gap ({panels.three(f * usual)} ms)" for f in STALL_FACTORS]
-        note = f"{mixed.workload}, {covered}; the usual gap is the median of steps without any prompt tokens, "
-        note += f"{panels.three(usual)} ms; bars: lowest and highest repeat"
+        note = f"{mixed.workload}, {mixed.stepped_gaps[1]}; the usual gap is the median of steps without any prompt "
+        note += f"tokens, {panels.three(usual)} ms; bars: lowest and highest repeat"
         style.finish(made, title, _small(context, note), (handles, labels))
     return Drawn(made, data, f"Share of the streams' gaps that are not stalls for {len(order)} budgets.")
-
-
-def gaps_with_steps(steps: pd.DataFrame, requests: pd.DataFrame, chunks: pd.DataFrame) -> pd.DataFrame:
-    """Each gap between two tokens of a request with the step that ended it: gap_ms, and `prefill` tokens in that step.
-
-    chunks : token_gaps.gaps of these requests.
-
-    The step that produced output token j (from 0) is the first in which the request's computed positions reach
-    prompt + j: no clock is needed. Chunks of several tokens are left out, as no single step made them.
-    """
-    parts = proofs.scheduled(steps)
-    if parts.empty or chunks.empty:
-        return pd.DataFrame(columns=["setting", "repeat", "cell", "request", "token", "gap_ms", "prefill"])
-    chunks = chunks.assign(token=chunks.groupby("row")["tokens"].cumsum() - 1)
-    chunks = chunks[(chunks["tokens"] == 1) & chunks["gap_s"].notna() & chunks["ok"]]
-    parts["prompt_in_step"] = parts.groupby(proofs.PLACE)["prefill"].transform("sum")
-    prompt = requests.set_index(["cell", "request"])["prompt_tokens"].rename("prompt_tokens")
-    parts = parts.merge(prompt.reset_index(), on=["cell", "request"])
-    parts["token"] = parts["computed"] + parts["tokens"] - parts["prompt_tokens"]
-    made = parts[parts["token"] >= 0].drop_duplicates(["cell", "request", "token"])
-    out = chunks.merge(made[["cell", "request", "token", "step", "prompt_in_step"]], on=["cell", "request", "token"])
-    out = out.assign(gap_ms=out["gap_s"] * 1e3, prefill=out["prompt_in_step"])
-    return out[["setting", "repeat", "cell", "request", "token", "step", "gap_ms", "prefill"]].reset_index(drop=True)
 
 
 def _by_budget(rows: pd.DataFrame) -> list[str]:
@@ -246,19 +232,6 @@ def _by_budget(rows: pd.DataFrame) -> list[str]:
     settings = settings.drop_duplicates(["max_num_batched_tokens", "enable_chunked_prefill"])
     settings = settings.assign(off=~settings["enable_chunked_prefill"].fillna(True).astype(bool))
     return settings.sort_values(["off", "max_num_batched_tokens"], kind="stable")["setting"].tolist()
-
-
-def _gaps(mixed: Beside) -> tuple[pd.DataFrame, str]:
-    """Gaps of all traced cells' streams with their steps, and which part of the cells they are, in words."""
-    found, cut = [], False
-    for one in mixed.study.part(mixed.traced).one_by_one():
-        chunks, until_s = mixed.gaps(one)
-        requests = one.requests_with(["cell", "request", "class_name", "prompt_tokens"])
-        streams = requests[requests["class_name"] != mixed.long]
-        found.append(gaps_with_steps(one.steps[one.steps["start_s"] <= until_s], streams, chunks))
-        cut = cut or np.isfinite(until_s)
-    covered = f"all repeats, the first {MOST_GAPS:,} tokens of each" if cut else "all repeats"
-    return pd.concat(found, ignore_index=True), covered
 
 
 def _budget(own: pd.DataFrame) -> float:

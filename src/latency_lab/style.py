@@ -7,16 +7,19 @@ from __future__ import annotations
 import base64
 import html
 import io
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 
 from latency_lab import files, metrics
 
@@ -51,6 +54,9 @@ _THEME = {
     # svg: ids from a fixed salt, so that an unchanged figure is an unchanged file
     "svg.hashsalt": "latency-lab",
 }
+
+_KEY: dict[str, float] = {"handlelength": 2.6, "handletextpad": 0.8, "columnspacing": 2.0}
+"""Spacing of a legend, in font sizes."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,10 @@ def figure(height_in: float, rows: int, columns: int, **options: Any) -> tuple[F
 
 
 def finish(made: Figure, title: str, small_print: str, legend: tuple[Sequence[Any], Sequence[str]] = ((), ())) -> None:
-    """Put the title above and the legend and the small print below the axes, which keep their size."""
+    """Put the title above and the legend and the small print below the axes, which keep their size, and lay all out.
+
+    What is put on the axes afterwards has no room made for it.
+    """
     for axes in made.axes:
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
@@ -126,11 +135,8 @@ def finish(made: Figure, title: str, small_print: str, legend: tuple[Sequence[An
     handles, labels = legend
     key = None
     if handles:
-        for columns in range(len(labels), 0, -1):  # as many as fit beside one another
-            key = made.legend(handles, labels, loc="lower left", ncols=columns, frameon=False, handlelength=2.6)
-            if columns == 1 or key.get_window_extent().width < 0.97 * made.get_figwidth() * made.dpi:
-                break
-            key.remove()
+        columns = _columns(labels, made.get_figwidth())
+        key = made.legend(handles, labels, loc="lower left", ncols=columns, frameon=False, **_KEY)
     pad = 0.07
     inches = [part.get_window_extent().height / made.dpi if part else 0 for part in (heading, key, notes)]
     top, bottom = inches[0] + 2 * pad, inches[1] + inches[2] + 3 * pad
@@ -143,6 +149,9 @@ def finish(made: Figure, title: str, small_print: str, legend: tuple[Sequence[An
         key.set_bbox_to_anchor((0, (inches[2] + 1.5 * pad) / height), transform=made.transFigure)
     engine: Any = made.get_layout_engine()
     engine.set(rect=(0.005, bottom / height, 0.99, body / height), w_pad=0.05, h_pad=0.05)
+    # Once for all formats, and for what is placed by pixels: finding the axes' places takes longer than drawing them.
+    engine.execute(made)
+    made.set_layout_engine(None)
 
 
 def save(drawn: Drawn, name: str, folder: Path) -> list[Path]:
@@ -156,8 +165,6 @@ def save(drawn: Drawn, name: str, folder: Path) -> list[Path]:
         for path in paths:
             path.unlink(missing_ok=True)
         return []
-    with theme():
-        _lay_out(drawn.figure)
     # without a date or a version inside, so that an unchanged figure is an unchanged file
     files.write_bytes(_bytes(drawn.figure, "png", {"Software": None}), paths[0])
     files.write_bytes(_bytes(drawn.figure, "svg", {"Date": None, "Creator": None}), paths[1])
@@ -188,21 +195,46 @@ def _bytes(made: Figure, kind: str, metadata: dict[str, None]) -> bytes:
     return buffer.getvalue()
 
 
-def _lay_out(made: Figure) -> None:
-    """Find the axes' places once for all formats: that takes longer than drawing them."""
-    if engine := made.get_layout_engine():
-        engine.execute(made)
-        made.set_layout_engine(None)
-
-
 def _joined(column: Iterable[Any]) -> str:
     values = sorted({str(value) for value in column if pd.notna(value)})
     return ", ".join(values) if values else "unknown"
 
 
 def _wrap(text: Any, made: Figure) -> None:
-    """Break a text's lines so that they fit the figure as drawn: letters differ in width."""
-    words, width = text.get_text(), 130
-    while text.get_window_extent().width > 0.976 * made.get_figwidth() * made.dpi and width > 20:
-        width -= 3
-        text.set_text("\n".join(textwrap.wrap(words, width, break_on_hyphens=False)))
+    """Break a text's lines where the next word would not fit the figure as drawn: letters differ in width."""
+    font, most_in = text.get_fontproperties(), 0.976 * made.get_figwidth()
+    space_in = _width_in(" ", font)
+    lines: list[list[str]] = [[]]
+    used_in = 0.0
+    for word in text.get_text().split():
+        word_in = _width_in(word, font)
+        if lines[-1] and used_in + space_in + word_in > most_in:
+            lines.append([])
+        used_in = used_in + space_in + word_in if lines[-1] else word_in
+        lines[-1].append(word)
+    text.set_text("\n".join(" ".join(line) for line in lines))
+
+
+def _columns(labels: Sequence[str], width_in: float) -> int:
+    """As many columns of a legend as fit beside one another, each as wide as its longest label."""
+    em_in = FONT_PT / 72
+    handle_in = (_KEY["handlelength"] + _KEY["handletextpad"]) * em_in
+    each = [handle_in + _width_in(label, FontProperties(size=FONT_PT)) for label in labels]
+    for columns in range(len(labels), 1, -1):
+        widths = [max(part) for part in np.array_split(each, columns)]  # as matplotlib deals labels to columns
+        if sum(widths) + (columns - 1) * _KEY["columnspacing"] * em_in < 0.96 * width_in:
+            return columns
+    return 1
+
+
+@cache
+def _width_in(line: str, font: FontProperties) -> float:
+    """Width of a line of text in inches. Words come again and again: in the small print of every figure."""
+    width, _, _ = _ruler().get_text_width_height_descent(line, font, ismath=False)
+    return width / DPI
+
+
+@cache
+def _ruler() -> RendererAgg:
+    """Measures text without a figure to draw it on."""
+    return RendererAgg(1, 1, DPI)
